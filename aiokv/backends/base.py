@@ -1,0 +1,100 @@
+"""The contract between the runtime and whatever moves bytes.
+
+A backend owns streams. Copies handed to `submit` for one stream end in order; each answers with a *device event*, which
+the bridge polls, head of the stream only. A backend never calls into the runtime except to ring the doorbell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+from aiokv.model.ids import Direction
+from aiokv.model.plan import CopyBatch
+from aiokv.model.spec import CacheGeometry
+
+__all__ = ["Backend", "BackendLayout", "DeviceEvent", "EventStatus", "WakeMode"]
+
+
+class EventStatus(Enum):
+    """What a device event says when it is asked."""
+
+    PENDING = "pending"
+    DONE = "done"
+    FAILED = "failed"
+    """This copy ended with an error; later copies of the stream are not affected."""
+    LOST = "lost"
+    """The backend cannot say any more what was copied (a sticky context error, a dead copy thread)."""
+
+
+class WakeMode(Enum):
+    """How the bridge learns of progress."""
+
+    POLL = "poll"
+    """The bridge polls heads of streams by timer."""
+    DOORBELL = "doorbell"
+    """The backend calls the doorbell from the loop's thread; the bridge sets no timer."""
+
+
+class DeviceEvent(Protocol):
+    """The completion of one submitted batch. Asking changes nothing and never blocks."""
+
+    def query(self) -> EventStatus:
+        """The status now. Once it is not PENDING it never changes."""
+        ...
+
+    def detail(self) -> str:
+        """What went wrong, in words; empty unless the status is FAILED or LOST."""
+        ...
+
+
+class BackendLayout(Protocol):
+    """What a backend must know of the pools at `open`. `aiokv.backends.arena.Layout` is the one implementation."""
+
+    geometry: CacheGeometry
+    gpu_blocks: int
+    cpu_blocks: int
+    arenas: Mapping[str, Sequence[object]]
+
+
+class Backend(Protocol):
+    """Moves whole blocks between the tiers.
+
+    All methods are called from the runtime's thread. None blocks for longer than 1 ms except `open` (called in a worker
+    thread) and `close`.
+    """
+
+    name: str
+    wake_mode: WakeMode
+
+    def open(self, layout: BackendLayout) -> None:
+        """Take the engine's tensors, make the CPU arena. Raises `ConfigError` for what cannot be used."""
+        ...
+
+    def attach_doorbell(self, ring: Callable[[], None]) -> None:
+        """From now on call `ring()` from the loop's thread whenever an event may have changed (DOORBELL mode only)."""
+        ...
+
+    def submit(self, batch: CopyBatch) -> DeviceEvent:
+        """Start a batch on the stream of its direction. Raises `CopyFailed` or `BackendLost`, and starts nothing then.
+
+        `UsageError` before `open`, after `close` and in a forked child. The batch's arrays must not change until the
+        event has ended.
+        """
+        ...
+
+    def block_bytes(self, group: str) -> int:
+        """Bytes of one block of `group`, over all its tensors; 0 for a backend without memory."""
+        ...
+
+    def eta_seconds(self, direction: Direction, num_bytes: int) -> float:
+        """An estimate of how long `num_bytes` take on the stream of `direction`; 0.0 when there is none yet."""
+        ...
+
+    def close(self, *, deadline_s: float) -> bool:
+        """Wait for running copies until the deadline, then free. False: a copy is stuck, its memory is leaked on purpose.
+
+        Idempotent; needs no running event loop.
+        """
+        ...
