@@ -1,0 +1,1 @@
+"""The `aiokv` command: its own commands and those of installed integrations."""
