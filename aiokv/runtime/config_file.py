@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from fractions import Fraction
@@ -23,8 +23,8 @@ from aiokv.model.plan import StorePolicy
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "LoadedSettings",
-    "Settings",
     "SettingSource",
+    "Settings",
     "load_settings",
     "load_settings_with_sources",
     "parse_bool",
@@ -109,7 +109,7 @@ def load_settings(*, file: Path | None, environ: Mapping[str, str], arguments: M
     a higher layer, one of them replaces the other of a lower one.
 
     Raises:
-        ConfigError: an unreadable file, an unknown key, a wrong type or a value out of range, naming where it came from.
+        ConfigError: an unreadable file, an unknown key, a wrong type or range; it names where the value came from.
     """
     return load_settings_with_sources(file=file, environ=environ, arguments=arguments).settings
 
@@ -190,7 +190,7 @@ def _read_arguments(arguments: Mapping[str, object]) -> dict[str, Any]:
     return {key: _read_value(key, value, origin=f"--{key.replace('_', '-')}") for key, value in raw.items()}
 
 
-def _refuse_unknown(keys: Iterable[str], *, known: Iterable[str], origin: str) -> None:
+def _refuse_unknown(keys: Iterable[str], *, known: Collection[str], origin: str) -> None:
     for key in keys:
         if key not in known:
             closest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)

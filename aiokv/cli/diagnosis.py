@@ -1,0 +1,184 @@
+"""What the facts of a machine mean for aiokv: one finding per matter, each with advice where something can be better.
+
+- *Unusable*: aiokv cannot run as configured. `backend="cuda"` on a machine without a driver is that.
+- *Degraded*: it runs, but something that was paid for or asked for goes unused: a GPU nobody can reach, uvloop missing,
+  a CPU pool that will be swapped or killed.
+- *Fine*: the rest. A machine without a GPU is fine under `backend="auto"` or `"host"`. Limits that do not bind the
+  CUDA driver (memlock) and settings that only cost start-up time (huge pages) give advice but stay fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, final
+
+from aiokv.cli.machine import Machine
+from aiokv.runtime.config_file import Settings
+
+__all__ = ["Finding", "Level", "diagnose", "format_bytes", "worst_level"]
+
+_OLDEST_BINDINGS: Final = (12, 9, 10)
+_TOO_NEW_BINDINGS: Final = (14,)
+_COMFORTABLE_SHARE: Final = 0.8  # of the memory this process may use, for the CPU pool
+
+
+class Level(IntEnum):
+    """How well a thing serves; the number is the exit status of `aiokv doctor`."""
+
+    FINE = 0
+    DEGRADED = 1
+    UNUSABLE = 2
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One matter: what was found, how it is judged, and what to change, if anything."""
+
+    check: str
+    level: Level
+    found: str
+    advice: tuple[str, ...] = ()
+
+
+def diagnose(machine: Machine, *, settings: Settings) -> tuple[Finding, ...]:
+    """Judge `machine` for a runtime with `settings`; pure."""
+    checks: tuple[Callable[[Machine, Settings], Finding], ...] = (
+        _check_system,
+        _check_driver,
+        _check_bindings,
+        _check_torch,
+        _check_uvloop,
+        _check_memory,
+        _check_memlock,
+        _check_huge_pages,
+        _check_numa,
+    )
+    return tuple(check(machine, settings) for check in checks)
+
+
+def worst_level(findings: Iterable[Finding]) -> Level:
+    """The level of the whole: that of its worst finding."""
+    return max((finding.level for finding in findings), default=Level.FINE)
+
+
+def format_bytes(size: int) -> str:
+    """A size for people, in powers of 1024."""
+    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} B"
+
+
+def _check_system(machine: Machine, _: Settings) -> Finding:
+    found = f"{machine.system} {machine.architecture}, Python {machine.python}, {machine.cpus} CPUs"
+    if machine.system == "Windows":
+        return Finding(check="system", level=Level.UNUSABLE, found=found, advice=("use WSL2",))
+    if machine.system != "Linux" or machine.architecture not in ("x86_64", "AMD64"):
+        return Finding(check="system", level=Level.FINE, found=found, advice=("only Linux x86-64 is tested",))
+    return Finding(check="system", level=Level.FINE, found=found)
+
+
+def _check_driver(machine: Machine, settings: Settings) -> Finding:
+    if machine.cuda_driver is not None:
+        found = f"supports CUDA {machine.cuda_driver}, {machine.gpus} GPUs visible to the kernel driver"
+        unused = ("backend 'host' leaves it unused",) if settings.backend == "host" else ()
+        return Finding(check="CUDA driver", level=Level.FINE, found=found, advice=unused)
+    if settings.backend == "cuda":
+        advice = ("install the NVIDIA driver, or use backend 'auto' or 'host'",)
+        return Finding(check="CUDA driver", level=Level.UNUSABLE, found="none", advice=advice)
+    return Finding(check="CUDA driver", level=Level.FINE, found="none: the host backend is used")
+
+
+def _check_bindings(machine: Machine, settings: Settings) -> Finding:
+    installed = machine.packages.get("cuda-bindings")
+    if not _wants_cuda(machine, settings):
+        return Finding(check="cuda-bindings", level=Level.FINE, found=installed or "not installed, not needed")
+    level = Level.UNUSABLE if settings.backend == "cuda" else Level.DEGRADED
+    advice = ("pip install 'aiokv[cuda]'",)
+    if installed is None:
+        return Finding(check="cuda-bindings", level=level, found="not installed", advice=advice)
+    if not _OLDEST_BINDINGS <= _release(installed) < _TOO_NEW_BINDINGS:
+        return Finding(check="cuda-bindings", level=level, found=f"{installed}, outside 12.9.10 to 13", advice=advice)
+    return Finding(check="cuda-bindings", level=Level.FINE, found=installed)
+
+
+def _check_torch(machine: Machine, _: Settings) -> Finding:
+    installed = machine.packages.get("torch")
+    if installed is None:
+        return Finding(check="torch", level=Level.UNUSABLE, found="not installed", advice=("pip install torch",))
+    return Finding(check="torch", level=Level.FINE, found=installed)
+
+
+def _check_uvloop(machine: Machine, _: Settings) -> Finding:
+    installed = machine.packages.get("uvloop")
+    if installed is None and machine.system != "Windows":
+        advice = ("pip install uvloop: the recommended event loop",)
+        return Finding(check="uvloop", level=Level.DEGRADED, found="not installed", advice=advice)
+    return Finding(check="uvloop", level=Level.FINE, found=installed or "not made for Windows")
+
+
+def _check_memory(machine: Machine, settings: Settings) -> Finding:
+    usable = _usable_memory(machine)
+    limit = "no cgroup limit" if machine.memory_limit is None else f"cgroup limit {format_bytes(machine.memory_limit)}"
+    found = f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available, {limit}"
+    asked = settings.cpu_bytes
+    if asked is None or not usable:
+        return Finding(check="memory", level=Level.FINE, found=found)
+    found = f"{found}; the CPU pool asks for {format_bytes(asked)}"
+    if asked > usable:
+        advice = (f"set cpu_bytes to at most {format_bytes(int(usable * _COMFORTABLE_SHARE))}, or raise the limit",)
+        return Finding(check="memory", level=Level.UNUSABLE, found=found, advice=advice)
+    if asked > usable * _COMFORTABLE_SHARE or asked > machine.memory_available:
+        advice = ("the rest may not be enough for the model and this process: lower cpu_bytes or free memory",)
+        return Finding(check="memory", level=Level.DEGRADED, found=found, advice=advice)
+    return Finding(check="memory", level=Level.FINE, found=found)
+
+
+def _check_memlock(machine: Machine, settings: Settings) -> Finding:
+    if machine.memlock_limit is None:
+        return Finding(check="memlock", level=Level.FINE, found="unlimited")
+    found = f"limit {format_bytes(machine.memlock_limit)}"
+    if not _wants_cuda(machine, settings):
+        return Finding(check="memlock", level=Level.FINE, found=f"{found}, not needed without CUDA")
+    advice = ("if pinning the CPU pool fails, or for RDMA: ulimit -l unlimited",)
+    return Finding(check="memlock", level=Level.FINE, found=found, advice=advice)
+
+
+def _check_huge_pages(machine: Machine, settings: Settings) -> Finding:
+    reserved = f"{machine.huge_pages_free} free of {format_bytes(machine.huge_page_size)} reserved ones"
+    found = f"transparent: {machine.transparent_huge_pages}; {reserved}"
+    if machine.transparent_huge_pages == "never" and _wants_cuda(machine, settings):
+        advice = ("pinning a large CPU pool is faster with them: transparent_hugepage=madvise",)
+        return Finding(check="huge pages", level=Level.FINE, found=found, advice=advice)
+    return Finding(check="huge pages", level=Level.FINE, found=found)
+
+
+def _check_numa(machine: Machine, settings: Settings) -> Finding:
+    found = "1 node" if machine.numa_nodes == 1 else f"{machine.numa_nodes} nodes"
+    if machine.numa_nodes > 1 and _wants_cuda(machine, settings):
+        advice = ("start the process on the GPU's node (numactl --cpunodebind=N --membind=N): pinned pages stay put",)
+        return Finding(check="NUMA", level=Level.FINE, found=found, advice=advice)
+    return Finding(check="NUMA", level=Level.FINE, found=found)
+
+
+def _wants_cuda(machine: Machine, settings: Settings) -> bool:
+    return settings.backend == "cuda" or (settings.backend == "auto" and machine.cuda_driver is not None)
+
+
+def _usable_memory(machine: Machine) -> int:
+    """Bytes this process may ever use; 0 where the system does not say."""
+    sizes = [size for size in (machine.memory_total, machine.memory_limit) if size]
+    return min(sizes, default=0)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "12.9.10.post1" is (12, 9, 10)."""
+    numbers: list[int] = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
