@@ -44,6 +44,8 @@ SEGMENT_BLOCKS: Final = 256
 
 ROOT_DOMAIN: Final = b"aiokv/1/root\0"
 SEGMENT_DOMAIN: Final = b"aiokv/1/segment\0"
+_NO_SPANS: Final = bytes(8)
+_MAX_BLOCK: Final = 2**24
 _SLACK_TOKENS: Final = 64
 
 
@@ -81,7 +83,17 @@ class BlockKeys:
     the root digest only. Raises `UsageError` for ids that are no int32 integers, with the position of the first.
     """
 
-    __slots__ = ("_digests", "_hash_block_size", "_hashed", "_hasher", "_media", "_num_tokens", "_root", "_tokens")
+    __slots__ = (
+        "_block_dtype",
+        "_digests",
+        "_hash_block_size",
+        "_hashed",
+        "_hasher",
+        "_media",
+        "_num_tokens",
+        "_root",
+        "_tokens",
+    )
 
     def __init__(
         self,
@@ -92,10 +104,11 @@ class BlockKeys:
         adapter: str | None = None,
         media: Iterable[MediaSpan] = (),
     ) -> None:
-        if not _is_int(hash_block_size) or hash_block_size < 1:
-            raise ConfigError(f"hash_block_size must be a positive integer, not {hash_block_size!r}")
+        if not _is_int(hash_block_size) or not 0 < hash_block_size <= _MAX_BLOCK:
+            raise ConfigError(f"hash_block_size must be an integer from 1 to {_MAX_BLOCK}, not {hash_block_size!r}")
         tokens = as_tokens(token_ids)
         self._hash_block_size = hash_block_size
+        self._block_dtype = np.dtype((np.void, 4 * hash_block_size))
         self._root = _root_digest(hash_block_size, salt=salt, adapter=adapter)
         self._media = _MediaMap(media)
         self._num_tokens = len(tokens)
@@ -187,6 +200,7 @@ class BlockKeys:
     def __copy__(self) -> BlockKeys:
         twin = object.__new__(BlockKeys)
         twin._hash_block_size = self._hash_block_size
+        twin._block_dtype = self._block_dtype
         twin._root = self._root
         twin._media = self._media
         twin._num_tokens = self._num_tokens
@@ -208,9 +222,10 @@ class BlockKeys:
         """Hash blocks up to `stop` or to the next start of a segment."""
         first, size = self._hashed, self._hash_block_size
         hasher = self._segment_hasher(first)
+        self._hasher = None  # until the rows are written, so that an interrupt cannot leave it ahead of them
         stop = min(stop, self._next_segment(first))
         digest = hasher.digest
-        chunks = self._tokens[first * size : stop * size].view(f"V{4 * size}").tolist()
+        chunks = self._tokens[first * size : stop * size].view(self._block_dtype).tolist()
         joined = b"".join([digest() for _ in map(hasher.update, chunks)])
         self._digests[first:stop] = np.frombuffer(joined, np.uint64).reshape(-1, DIGEST_WORDS)
         self._hasher = hasher
@@ -225,7 +240,8 @@ class BlockKeys:
         size = self._hash_block_size
         spans = self._media.starting(start * size, (start + 1) * size)
         hasher = hashlib.sha256(SEGMENT_DOMAIN + parent + _canonical_spans(spans, start * size))
-        hasher.update(self._tokens[start * size : block * size].data)
+        if start < block:
+            hasher.update(self._tokens[start * size : block * size].data)
         return hasher
 
     def _segment_start(self, block: int) -> int:
@@ -291,6 +307,8 @@ def _canonical_field(value: str | None, name: str) -> bytes:
 
 
 def _canonical_spans(spans: Sequence[MediaSpan], block_start: int) -> bytes:
+    if not spans:
+        return _NO_SPANS
     parts = [struct.pack("<Q", len(spans))]
     for span in spans:
         parts.append(struct.pack("<Q", len(span.digest)) + span.digest)
