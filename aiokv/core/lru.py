@@ -1,0 +1,228 @@
+"""The order in which unpinned slots are evicted: a flat ring of slots, in the order of their pushes.
+
+Duty: say which slots were released longest ago, for whole batches of slots.
+
+Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile. No call does more
+than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing is allocated later.
+
+State: positions are absolute and count from 1; position p lies at `ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is
+the position of a slot, 0 if it is not queued. **The entry at p is live iff `seat[ring[p % R]] == p`.** Dropping a slot
+only clears its seat: the dead entry stays until `pop`, a trim or a compaction passes it.
+
+    head        packed        reader          tail
+      |  packed  |  gap, dead   |  not yet read |        (without a pass: packed = reader = head)
+
+A compaction pass moves live entries forward, order kept, into the gap that dead ones leave; when the reader meets the
+tail, the tail falls back to `packed`. A dead entry cannot come alive: a seat only ever takes a position at the moment
+when that position is written, and each slot has one seat.
+
+**The ring cannot overflow.** A push of m entries runs at least 4m steps of the pass before it appends, and starts a pass
+if `used + m > 2C` (`used = tail - head`). Claim: without a pass `used <= 2C`, and in a pass at most `2C - 3s` entries
+are unread, s being the entries pushed since it began. (1) A pass begins with at most 2C unread; each push of m adds m
+and reads 4m. (2) While it is unfinished s < 2C/3, so `used <= 2C + s < 3C`. (3) When it ends inside a push, at most
+`C + s` entries remain: one for each slot at its beginning, and those pushed since. If `C + s + m <= 2C` the claim
+holds again. If not, m > C - s and another pass begins, with the `4m - (2C - 3s)` steps that are left: for s <= C/2 these
+are at least C + s, so that it ends at once, with none but live entries left (these and the m new ones are at most C);
+for s > C/2 its unread entries are, after the push, at most `C + s + m - 4m + 2C - 3s <= 2C - 3m`, as claimed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.errors import UsageError
+from aiokv.model.ids import BoolArray, IntArray, SlotArray
+
+__all__ = ["EvictionQueue"]
+
+_STEPS_PER_ENTRY: Final = 4
+_SPARE_STEPS: Final = 64
+_MIN_SCAN: Final = 64
+
+
+@final
+class EvictionQueue:
+    """Slots in `[0, capacity)`, coldest first."""
+
+    __slots__ = ("_capacity", "_head", "_live", "_packed", "_passing", "_reader", "_ring", "_seat", "_size", "_tail")
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` is one more than the largest slot."""
+        if capacity <= 0:
+            raise UsageError(f"an eviction queue needs at least one slot, not {capacity}")
+        self._capacity = capacity
+        self._size = 3 * capacity
+        self._ring: SlotArray = np.empty(self._size, dtype=np.int32)
+        self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
+        self._head = 1
+        self._tail = 1
+        self._live = 0
+        self._passing = False
+        self._packed = 1
+        self._reader = 1
+
+    def __len__(self) -> int:
+        """How many slots are queued."""
+        return self._live
+
+    @property
+    def used(self) -> int:
+        """Entries of the ring in use, dead ones included; never more than 3 x capacity."""
+        return self._tail - self._head
+
+    def is_queued(self, slots: SlotArray) -> BoolArray:
+        """Which of `slots` are queued."""
+        return self._seat.take(slots) != 0
+
+    def queued_between(self, start: int, stop: int) -> BoolArray:
+        """Which slots of `[start, stop)` are queued."""
+        return self._seat[start:stop] != 0
+
+    def push(self, slots: SlotArray) -> None:
+        """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
+        self._append(slots)
+        self._live += len(slots)
+
+    def renew(self, slots: SlotArray) -> None:
+        """Move `slots` (distinct, all queued) to the recent end, in this order."""
+        self._seat[slots] = 0
+        self._append(slots)
+
+    def drop(self, slots: SlotArray) -> None:
+        """Take `slots` (distinct, all queued) out of the queue."""
+        self._seat[slots] = 0
+        self._live -= len(slots)
+
+    def pop(self, n: int, scan_limit: int) -> SlotArray:
+        """Take up to `n` slots off the cold end, looking at `scan_limit` entries at most.
+
+        Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
+        """
+        taken: list[SlotArray] = []
+        while n > 0 and scan_limit > 0 and self._live:
+            start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
+            live = self._live_between(start, size)
+            slots = self._ring[start % self._size :][:size][live]
+            self._head = start + size
+            if len(slots) > n:
+                self._head = start + int(live.nonzero()[0][n])
+                slots = slots[:n]
+            self._seat[slots] = 0
+            self._live -= len(slots)
+            n -= len(slots)
+            scan_limit -= size
+            taken.append(slots)
+        if len(taken) == 1:
+            return taken[0]
+        return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
+
+    def peek(self, n: int, scan_limit: int) -> SlotArray:
+        """What `pop` would take; changes nothing."""
+        taken: list[SlotArray] = []
+        position = self._head
+        while n > 0 and scan_limit > 0 and position < self._tail:
+            if self._passing and self._packed <= position < self._reader:
+                position = self._reader
+                continue
+            stop = self._packed if self._passing and position < self._packed else self._tail
+            size = min(max(n, _MIN_SCAN), scan_limit, stop - position, self._size - position % self._size)
+            slots = self._ring[position % self._size :][:size][self._live_between(position, size)][:n]
+            n -= len(slots)
+            scan_limit -= size
+            position += size
+            taken.append(slots)
+        return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
+
+    def check_invariants(self) -> list[str]:
+        """Violations found by a full recount; O(capacity)."""
+        found = []
+        queued = int((self._seat != 0).sum())
+        if queued != self._live:
+            found.append(f"{queued} slots are queued, counted {self._live}")
+        if len(self.peek(self._capacity + 1, 2 * self._size)) != queued:
+            found.append("not every queued slot has exactly one live entry")
+        if not self._head <= self._tail <= self._head + self._size:
+            found.append(f"the ring of {self._size} holds {self.used} entries")
+        return found
+
+    def _append(self, slots: SlotArray) -> None:
+        m = len(slots)
+        if self._live == self.used:
+            self._passing = False  # no dead entry, so no gap either
+        else:
+            self._trim(m + _SPARE_STEPS)
+            self._compact(m)
+        at = self._tail % self._size
+        first = min(m, self._size - at)
+        self._ring[at : at + first] = slots[:first]
+        self._ring[: m - first] = slots[first:]
+        self._seat[slots] = np.arange(self._tail, self._tail + m)
+        self._tail += m
+
+    def _live_between(self, start: int, size: int) -> BoolArray:
+        """Which entries of `[start, start + size)` are live; the range does not wrap."""
+        at = start % self._size
+        return self._seat.take(self._ring[at : at + size]) == np.arange(start, start + size)
+
+    def _next_scan(self, wanted: int, limit: int) -> tuple[int, int]:
+        """The next entries from the cold end: where they start and how many; at least one, as a live one exists."""
+        self._skip_gap()
+        start = self._head
+        stop = self._packed if self._passing and start < self._packed else self._tail
+        return start, min(wanted, limit, stop - start, self._size - start % self._size)
+
+    def _skip_gap(self) -> None:
+        """Once all packed entries are passed, the cold end is where the pass reads."""
+        if self._passing and self._head >= self._packed:
+            self._head = self._packed = self._reader = max(self._head, self._reader)
+
+    def _trim(self, steps: int) -> None:
+        """Pass dead entries at the cold end."""
+        if self._live == 0:
+            self._head = self._packed = self._reader = self._tail
+            self._passing = False
+            return
+        while steps > 0:
+            start, size = self._next_scan(steps, steps)
+            if self._seat[self._ring[start % self._size]] == start:
+                return
+            live = self._live_between(start, size)
+            first = int(live.argmax())
+            if live[first]:
+                self._head = start + first
+                return
+            self._head = start + size
+            steps -= size
+
+    def _compact(self, m: int) -> None:
+        """Run the pass before `m` entries are appended; see the module's docstring for why this is enough."""
+        steps = _STEPS_PER_ENTRY * m + _SPARE_STEPS
+        self._skip_gap()
+        while steps > 0:
+            if not self._passing:
+                if self.used + m <= 2 * self._capacity or self._live == self.used:
+                    return
+                self._passing = True
+                self._packed = self._reader = self._head
+            size = min(steps, self._tail - self._reader, self._size - self._reader % self._size)
+            self._pack(size)
+            steps -= size
+            if self._reader == self._tail:
+                self._tail = self._packed
+                self._passing = False
+
+    def _pack(self, size: int) -> None:
+        """Move the live ones of the next `size` entries behind those that are packed."""
+        at = self._reader % self._size
+        slots: NDArray[np.int32] = self._ring[at : at + size][self._live_between(self._reader, size)]
+        k = len(slots)
+        to = self._packed % self._size
+        first = min(k, self._size - to)
+        self._ring[to : to + first] = slots[:first]
+        self._ring[: k - first] = slots[first:]
+        self._seat[slots] = np.arange(self._packed, self._packed + k)
+        self._packed += k
+        self._reader += size
