@@ -1,0 +1,75 @@
+"""Which tokens of a prompt come from GPU, from CPU and from compute (law 7).
+
+Rules
+- Pure. Over the prefix of L tokens a token counts as `cpu` if some group loads the block that holds it, else as `gpu`;
+  a token that no group covers takes the source of the next covered one, else `gpu`. The other N - L are `compute`.
+- Both sources of the prefix are counted; neither is what the other leaves.
+- All groups' blocks begin and end at hash blocks, and L at the end of one in every group, so a hash block is the grain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from aiokv.model.ids import BoolArray
+from aiokv.model.plan import Hit
+from aiokv.model.spec import CacheGeometry
+
+__all__ = ["attribute", "source_runs"]
+
+
+def attribute(
+    geometry: CacheGeometry,
+    *,
+    num_tokens: int,
+    length: int,
+    loads: Sequence[BoolArray],
+    covered: Sequence[tuple[int, int]],
+) -> Hit:
+    """The sources of a prompt of `num_tokens` tokens whose first `length` are a prefix found in the cache.
+
+    Per group, `loads[g][i]` says whether block i of the prefix comes from CPU (shape `[length / B_g]`), and
+    `covered[g]` is the half-open range of blocks it covers.
+    """
+    compute = num_tokens - length
+    if not any(mask.any() for mask in loads):
+        return Hit(prompt_tokens=num_tokens, gpu_tokens=length, cpu_tokens=0, compute_tokens=compute)
+    from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
+    size = geometry.hash_block_size
+    return Hit(
+        prompt_tokens=num_tokens,
+        gpu_tokens=int(np.count_nonzero(~from_cpu)) * size,
+        cpu_tokens=int(np.count_nonzero(from_cpu)) * size,
+        compute_tokens=compute,
+    )
+
+
+def source_runs(
+    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
+) -> int:
+    """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""
+    if not any(mask.any() for mask in loads):
+        return 0
+    from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
+    return int(np.count_nonzero(from_cpu[1:] != from_cpu[:-1]))
+
+
+def _cpu_hash_blocks(
+    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
+) -> BoolArray:
+    """Which hash blocks of the prefix count as `cpu`."""
+    from_cpu = np.zeros(length // geometry.hash_block_size, np.bool_)
+    is_covered = np.zeros_like(from_cpu)
+    for index, (mask, (start, stop)) in enumerate(zip(loads, covered, strict=True)):
+        step = geometry.hashes_per_block(index)
+        from_cpu |= mask if step == 1 else np.repeat(mask, step)
+        is_covered[start * step : stop * step] = True
+    skipped = np.flatnonzero(~is_covered)
+    if len(skipped):
+        taken = np.flatnonzero(is_covered)
+        following = np.searchsorted(taken, skipped)
+        has_next = following < len(taken)
+        from_cpu[skipped[has_next]] = from_cpu[taken[following[has_next]]]
+    return from_cpu

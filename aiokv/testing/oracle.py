@@ -1,0 +1,129 @@
+"""The contract's answer to "how long is the hit, and where does each token come from", by brute force.
+
+For tests, ours and those of whoever embeds aiokv. It shares nothing with the lookup: what a prefix needs is derived
+from attention masks, one query and one position at a time. Slow on purpose; a few hundred tokens are fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from aiokv.errors import ConfigError
+from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+
+__all__ = ["TokenSource", "exhaustive_hit", "exhaustive_sources"]
+
+TokenSource = Literal["gpu", "cpu", "compute"]
+
+_LETTERS: Final = "gcb-"
+_ABSENT: Final = "-"
+
+
+def exhaustive_hit(  # noqa: PLR0917  # reads best in a test
+    geometry: CacheGeometry, num_tokens: int, layout: Mapping[str, str], *, align: int = 1
+) -> int:
+    """The largest valid prefix, in tokens, of a prompt of `num_tokens` tokens.
+
+    `layout` has per group one letter per block: g GPU, c CPU, b both, - neither; what lies beyond the string, and a
+    group without one, is absent. Raises `ConfigError` for an unknown group or letter and for an `align` below 1.
+    """
+    _check(geometry, layout=layout, align=align)
+    groups = [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
+    length = 0
+    for candidate in range(1, num_tokens):
+        if _is_aligned(groups, candidate, align=align) and all(g.can_resume(candidate) for g in groups):
+            length = candidate
+    return length
+
+
+def exhaustive_sources(  # noqa: PLR0917  # like `exhaustive_hit`
+    geometry: CacheGeometry, num_tokens: int, layout: Mapping[str, str], *, align: int = 1
+) -> tuple[TokenSource, ...]:
+    """Where each token of the prompt comes from when it resumes at `exhaustive_hit`. Takes and raises the same."""
+    length = exhaustive_hit(geometry, num_tokens, layout, align=align)
+    groups = [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
+    sources: list[TokenSource] = ["compute"] * num_tokens
+    following: TokenSource = "gpu"
+    for position in reversed(range(length)):
+        letters = {g.letter_of(position) for g in groups if g.covers(position, length)}
+        if letters:
+            following = "cpu" if "c" in letters else "gpu"
+        sources[position] = following
+    return tuple(sources)
+
+
+class _Group:
+    """One group's blocks and, for each position, the last query that reads it."""
+
+    def __init__(self, geometry: CacheGeometry, index: int, *, layout: Mapping[str, str], num_tokens: int) -> None:
+        self.spec = geometry.groups[index]
+        self.block = self.spec.block_size * (geometry.context_parallel if self.spec.sharded else 1)
+        self.letters = layout.get(self.spec.name, "")
+        self.num_tokens = num_tokens
+        self.last_query = [_last_query(self.spec, p, num_tokens=num_tokens) for p in range(num_tokens)]
+
+    def can_resume(self, length: int) -> bool:
+        """Whether queries from `length` on find all they read, and draft heads the margin they recompute."""
+        here = all(self.letter_of(p) != _ABSENT for p in range(length) if self.covers(p, length))
+        return here and (not self.spec.lookahead or self.has_margin(length))
+
+    def has_margin(self, length: int) -> bool:
+        """Whether one more block after `length` is resident and ends before the last token."""
+        stop = length + self.block
+        return stop <= self.num_tokens - 1 and all(self.letter_of(p) != _ABSENT for p in range(length, stop))
+
+    def covers(self, position: int, length: int) -> bool:
+        """Whether the block of `position` must be there to go on after `length` tokens."""
+        first = position // self.block * self.block
+        return any(self.is_needed(p, length) for p in range(first, min(first + self.block, length)))
+
+    def is_needed(self, position: int, length: int) -> bool:
+        """Whether some query at or after `length` needs what was cached at `position`."""
+        if isinstance(self.spec, RecurrentState):
+            return position == length - 1  # the state after exactly `length` tokens stands in the block that ends there
+        return self.last_query[position] >= length
+
+    def letter_of(self, position: int) -> str:
+        """Where the block of `position` is."""
+        index = position // self.block
+        return self.letters[index] if index < len(self.letters) else _ABSENT
+
+
+def _last_query(spec: GroupSpec, position: int, *, num_tokens: int) -> int:
+    """The last query that reads `position`; full attention is cut off past every prefix of interest."""
+    match spec:
+        case SlidingWindow(window=reach) | ChunkedLocal(chunk=reach):
+            horizon = position + reach
+        case _:
+            horizon = num_tokens
+    return max((q for q in range(position, horizon + 1) if _reads(spec, query=q, position=position)), default=position)
+
+
+def _reads(spec: GroupSpec, *, query: int, position: int) -> bool:
+    """The attention mask."""
+    match spec:
+        case FullAttention():
+            return position <= query
+        case SlidingWindow(window=window):
+            return query - window < position <= query
+        case ChunkedLocal(chunk=chunk):
+            return position // chunk == query // chunk and position <= query
+        case _:
+            return False
+
+
+def _is_aligned(groups: list[_Group], length: int, *, align: int) -> bool:
+    return length % align == 0 and all(length % g.block == 0 for g in groups)
+
+
+def _check(geometry: CacheGeometry, *, layout: Mapping[str, str], align: int) -> None:
+    if isinstance(align, bool) or align < 1:
+        raise ConfigError(f"align must be a positive integer, not {align!r}")
+    for name, letters in layout.items():
+        geometry.group_index(name)
+        unknown = sorted(set(letters) - set(_LETTERS))
+        if unknown:
+            raise ConfigError(
+                f"group {name!r}: unknown letters {unknown} in {letters!r}; each block is one of {_LETTERS!r}"
+            )
