@@ -52,10 +52,25 @@ class DeviceEvent(Protocol):
 class BackendLayout(Protocol):
     """What a backend must know of the pools at `open`. `aiokv.backends.arena.Layout` is the one implementation."""
 
-    geometry: CacheGeometry
-    gpu_blocks: int
-    cpu_blocks: int
-    arenas: Mapping[str, Sequence[object]]
+    @property
+    def geometry(self) -> CacheGeometry:
+        """The groups."""
+        ...
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Slots of the GPU pool, the null block included."""
+        ...
+
+    @property
+    def cpu_blocks(self) -> int:
+        """Slots of the CPU pool; 0 for no CPU tier."""
+        ...
+
+    @property
+    def arenas(self) -> Mapping[str, Sequence[object]]:
+        """Per group, the engine's KV tensors; empty for a backend without memory."""
+        ...
 
 
 class Backend(Protocol):
@@ -93,7 +108,7 @@ class Backend(Protocol):
         ...
 
     def close(self, *, deadline_s: float) -> bool:
-        """Wait for running copies until the deadline, then free. False: a copy is stuck, its memory is leaked on purpose.
+        """Wait for running copies until the deadline, then free. False: one is stuck, its memory is leaked on purpose.
 
         Idempotent; needs no running event loop.
         """
