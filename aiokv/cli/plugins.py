@@ -17,7 +17,14 @@ from rich.markup import escape
 
 from aiokv.errors import UsageError
 
-__all__ = ["GROUP", "CommandUnavailable", "explain_unavailable", "installed_commands", "register_commands"]
+__all__ = [
+    "GROUP",
+    "CommandUnavailable",
+    "InstallHint",
+    "explain_unavailable",
+    "installed_commands",
+    "register_commands",
+]
 
 GROUP: Final = "aiokv.commands"
 

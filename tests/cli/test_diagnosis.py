@@ -1,0 +1,132 @@
+"""What is fine, degraded and unusable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aiokv.cli.diagnosis import Finding, Level, diagnose, format_bytes, worst_level
+from aiokv.cli.machine import Machine
+from aiokv.runtime.config_file import Settings
+
+GIB = 1024**3
+LAPTOP = Machine(
+    system="Linux",
+    architecture="x86_64",
+    python="3.11.7",
+    cpus=8,
+    memory_total=16 * GIB,
+    memory_available=12 * GIB,
+    memory_limit=None,
+    memlock_limit=8 * 1024**2,
+    transparent_huge_pages="madvise",
+    huge_pages_free=0,
+    huge_page_size=2 * 1024**2,
+    numa_nodes=1,
+    cuda_driver=None,
+    gpus=0,
+    packages={"torch": "2.13.0", "uvloop": "0.23.0"},
+)
+SERVER = replace(
+    LAPTOP,
+    cuda_driver="13.0",
+    gpus=8,
+    numa_nodes=2,
+    transparent_huge_pages="never",
+    packages={"torch": "2.13.0", "uvloop": "0.23.0", "cuda-bindings": "12.9.10"},
+)
+
+
+def finding(machine: Machine, *, check: str, settings: Settings | None = None) -> Finding:
+    (found,) = (one for one in diagnose(machine, settings=settings or Settings()) if one.check == check)
+    return found
+
+
+def level(machine: Machine, *, settings: Settings | None = None) -> Level:
+    return worst_level(diagnose(machine, settings=settings or Settings()))
+
+
+@pytest.mark.parametrize("backend", ["auto", "host"])
+def test_a_laptop_without_gpu_is_fine(backend: str) -> None:
+    assert level(LAPTOP, settings=Settings(backend=backend)) is Level.FINE
+
+
+def test_cuda_without_a_driver_is_unusable() -> None:
+    settings = Settings(backend="cuda")
+    assert level(LAPTOP, settings=settings) is Level.UNUSABLE
+    assert "NVIDIA driver" in finding(LAPTOP, check="CUDA driver", settings=settings).advice[0]
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda", "host"])
+def test_a_cuda_server_is_fine(backend: str) -> None:
+    assert level(SERVER, settings=Settings(backend=backend)) is Level.FINE
+
+
+@pytest.mark.parametrize("version", [None, "12.9.9", "12.8", "14.0.0", "nonsense"])
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("auto", Level.DEGRADED), ("cuda", Level.UNUSABLE), ("host", Level.FINE)]
+)
+def test_a_driver_without_fitting_bindings(version: str | None, backend: str, expected: Level) -> None:
+    packages = {"torch": "2.13.0", "uvloop": "0.23.0"} | ({} if version is None else {"cuda-bindings": version})
+    machine = replace(SERVER, packages=packages)
+    settings = Settings(backend=backend)
+    assert level(machine, settings=settings) is expected
+    if expected is not Level.FINE:
+        assert "aiokv[cuda]" in finding(machine, check="cuda-bindings", settings=settings).advice[0]
+
+
+@pytest.mark.parametrize("version", ["12.9.10", "12.9.10.post1", "13.0.3", "13.2.0"])
+def test_fitting_bindings_are_fine(version: str) -> None:
+    assert level(replace(SERVER, packages={**SERVER.packages, "cuda-bindings": version})) is Level.FINE
+
+
+def test_without_torch_it_is_unusable_and_without_uvloop_degraded() -> None:
+    assert level(replace(LAPTOP, packages={"uvloop": "0.23.0"})) is Level.UNUSABLE
+    assert level(replace(LAPTOP, packages={"torch": "2.13.0"})) is Level.DEGRADED
+
+
+def test_windows_is_sent_to_wsl() -> None:
+    found = finding(replace(LAPTOP, system="Windows"), check="system")
+    assert (found.level, found.advice) == (Level.UNUSABLE, ("use WSL2",))
+
+
+def test_another_system_is_fine_but_says_that_it_is_not_tested() -> None:
+    machine = replace(LAPTOP, system="Darwin", architecture="arm64", memory_total=0, memory_available=0)
+    assert level(machine, settings=Settings(cpu_bytes=GIB)) is Level.FINE
+    assert "tested" in finding(machine, check="system").advice[0]
+
+
+@pytest.mark.parametrize(
+    ("cpu_bytes", "limit", "expected"),
+    [
+        (8 * GIB, None, Level.FINE),
+        (None, GIB, Level.FINE),
+        (int(12.5 * GIB), None, Level.DEGRADED),  # more than is available now
+        (17 * GIB, None, Level.UNUSABLE),  # more than there is
+        (3 * GIB, 4 * GIB, Level.FINE),
+        (int(3.5 * GIB), 4 * GIB, Level.DEGRADED),
+        (5 * GIB, 4 * GIB, Level.UNUSABLE),
+    ],
+)
+def test_the_cpu_pool_is_held_against_the_memory_it_may_use(
+    cpu_bytes: int | None, limit: int | None, expected: Level
+) -> None:
+    machine = replace(LAPTOP, memory_limit=limit)
+    found = finding(machine, check="memory", settings=Settings(cpu_bytes=cpu_bytes))
+    assert found.level is expected
+    assert bool(found.advice) is (expected is not Level.FINE)
+
+
+@pytest.mark.parametrize("check", ["memlock", "huge pages", "NUMA"])
+def test_what_only_cuda_gains_from_is_advised_to_cuda_machines_only(check: str) -> None:
+    assert finding(SERVER, check=check).advice
+    host = finding(SERVER, check=check, settings=Settings(backend="host"))
+    assert (host.level, host.advice) == (Level.FINE, ())
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (8 * GIB, "8 GiB"), (2**42, "4 TiB")]
+)
+def test_sizes_are_shown_for_people(size: int, text: str) -> None:
+    assert format_bytes(size) == text
