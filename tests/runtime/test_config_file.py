@@ -174,7 +174,7 @@ def test_a_wrong_variable_is_refused_by_its_name(name: str, text: str) -> None:
 def test_a_file_that_is_no_toml_is_refused_by_its_name(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "aiokv.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match="aiokv.toml is not valid TOML"):
+    with pytest.raises(ConfigError, match=r"aiokv\.toml is not valid TOML"):
         load_settings(file=file, environ={}, arguments={})
 
 
