@@ -26,8 +26,6 @@ __all__ = ["ByteRows", "CpuArena", "Fragment", "Layout"]
 ByteRows = NDArray[np.uint8]
 """Bytes, one block a row, shape `[blocks, bytes]`; rows need not be adjacent."""
 
-_NO_ARENAS: Mapping[str, Sequence[object]] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layout:
@@ -41,7 +39,7 @@ class Layout:
     geometry: CacheGeometry
     gpu_blocks: int
     cpu_blocks: int
-    arenas: Mapping[str, Sequence[object]] = _NO_ARENAS
+    arenas: Mapping[str, Sequence[object]] = field(default_factory=dict)
     device: str = field(init=False)
     """Where all tensors live, as torch spells it ("cpu", "cuda:0"); empty without arenas."""
     fragments: Mapping[str, tuple[Fragment, ...]] = field(init=False)
