@@ -1,0 +1,292 @@
+"""Admission and release: the one place where a request's pins and claims come to be, and the one where they end.
+
+Rules
+- Capacity is checked before anything changes (law 2); the check counts claims and the evictable slots a hit would pin.
+- Sources are pinned before any claim is named, so that naming never evicts what the plan relies on (law 1).
+- Claims are named in slices; load targets go first, so that copies start early.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from aiokv.core.block_table import BlockTable, ClaimSegment
+from aiokv.core.counters import Closing, LookupResult, Phase
+from aiokv.core.inflight import Transfer, TransferEvent, TransferState
+from aiokv.core.lease_table import AcquireRequest, LeaseEvent, LeaseRecord, LeaseState
+from aiokv.core.lookup import find_residency
+from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
+from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.stores import Stores
+from aiokv.core.world import World
+from aiokv.errors import CapacityError
+from aiokv.model.ids import NULL_SLOT, Direction, IntArray
+from aiokv.model.plan import Deferred, DeferReason
+from aiokv.model.spec import CacheGeometry, RecurrentState
+
+__all__ = ["Admission"]
+
+
+@final
+class Admission:
+    """Lets requests in and out."""
+
+    __slots__ = ("_stores", "_world")
+
+    def __init__(self, world: World, *, stores: Stores) -> None:
+        self._world = world
+        self._stores = stores
+
+    def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
+        """Look up, check, pin and claim in one step. `CapacityError` if the request can never fit."""
+        world = self._world
+        needed = empty_pool_claims(world.geometry, request)
+        if needed > world.gpu.capacity:
+            raise CapacityError(request.request_id, needed=needed, capacity=world.gpu.capacity)
+        residency = find_residency(
+            world.geometry,
+            request.keys,
+            gpu=world.gpu,
+            cpu=world.cpu_index,
+            num_tokens=request.prompt_tokens,
+            align=request.align,
+        )
+        plan = plan_acquire(world.geometry, request, residency=residency, inflight=world.inflight)
+        refusal = self._refusal(plan)
+        if refusal is not None:
+            world.counters.lookups[LookupResult.DEFERRED] += 1
+            world.counters.alloc_failures[refusal] += 1
+            return Deferred(refusal)
+        return self._admit(request, plan)
+
+    def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
+        """Claim room for `tokens` more tokens in every group; returns the new room of the lease in tokens.
+
+        The watermark does not bind: running requests come first. `CapacityError` if it can never fit.
+        """
+        world = self._world
+        target = min(record.capacity_tokens) + tokens
+        growth = [self._growth(record, index, target=target) for index in range(len(record.tables))]
+        claims = sum(map(len, growth))
+        held = len(record.held_slots()) + record.unnamed_claims
+        if held + claims > world.gpu.capacity:
+            needed = held + claims
+            raise CapacityError(record.request.request_id, needed=needed, capacity=world.gpu.capacity)
+        if claims > world.gpu.available:
+            world.counters.alloc_failures[DeferReason.CAPACITY] += 1
+            return Deferred(DeferReason.CAPACITY)
+        world.gpu.claim(claims)
+        for index, positions in enumerate(growth):
+            self._grow(record, index, positions=positions, target=target)
+        world.slices.start(self._naming_job(record))
+        return target
+
+    def _growth(self, record: LeaseRecord, index: int, *, target: int) -> IntArray:
+        """The positions that group `index` must claim for room of `target` tokens."""
+        if index in record.state_slots:
+            return np.flatnonzero(record.state_slots[index].view() == NULL_SLOT).astype(np.int64, copy=False)
+        block = record.block_sizes[index]
+        return np.arange(-(-record.capacity_tokens[index] // block), -(-target // block), dtype=np.int64)
+
+    def _grow(self, record: LeaseRecord, index: int, *, positions: IntArray, target: int) -> None:
+        record.capacity_tokens[index] = max(record.capacity_tokens[index], target)
+        table = record.state_slots.get(index, record.tables[index])
+        if index not in record.state_slots:
+            table.grow(-(-target // record.block_sizes[index]))
+        if len(positions):
+            record.claims.append(ClaimSegment(table=table, positions=positions))
+
+    def name_some(self, record: LeaseRecord, *, limit: int) -> int:
+        """Name up to `limit` claims of a lease; returns how many were looked at. Loads whose targets are named are queued."""
+        done = 0
+        while record.claims and done < limit:
+            segment = record.claims[0]
+            if segment.unnamed:
+                named = self._name_segment(segment, limit=limit - done)
+                done += max(named, 1)
+            if segment.unnamed:
+                break
+            record.claims.popleft()
+            if segment.transfer_id is not None:
+                self.bind_load(record, self._world.inflight.find(segment.transfer_id))
+        return done
+
+    def finish_naming(self, record: LeaseRecord) -> None:
+        """Name every claim of a lease now."""
+        while record.claims:
+            self.name_some(record, limit=SLICE_BLOCKS)
+
+    def release(self, record: LeaseRecord, *, how: Closing) -> None:
+        """Drop every pin and claim of a lease. Running copies keep their own; queued ones nobody waits for are dropped."""
+        world = self._world
+        record.advance(LeaseEvent.RELEASE)
+        world.unclaim_gpu(record.unnamed_claims)
+        record.claims.clear()
+        self.attribute(record)
+        for transfer_id in sorted(record.waiting | (set() if how is Closing.FINISHED else record.storing)):
+            self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
+        record.waiting.clear()
+        world.unpin_gpu(record.held_slots())
+        world.leases.remove(record.lease_id)
+        world.counters.leases_closed[how] += 1
+
+    def attribute(self, record: LeaseRecord) -> None:
+        """Count the prompt of an admitted request by source, once (law 7)."""
+        if not record.attributed:
+            record.attributed = True
+            self._world.counters.count_delivered(record.delivered, phase=Phase.FIRST)
+
+    def _refusal(self, plan: AcquirePlan) -> DeferReason | None:
+        gpu = self._world.gpu
+        needed = plan.claims + gpu.count_unpinned(plan.hit_slots)
+        if needed > gpu.available:
+            return DeferReason.CAPACITY
+        if len(self._world.leases) and needed > gpu.available - self._world.watermark_blocks:
+            return DeferReason.WATERMARK
+        return None
+
+    def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
+        world = self._world
+        record = _new_record(world, request, plan)
+        world.gpu.pin(plan.hit_slots)
+        if world.cpu is not None:
+            world.cpu.pin(plan.load_sources)
+        world.gpu.claim(plan.claims)
+        world.leases.add(record)
+        for index, group in enumerate(plan.groups):
+            record.tables[index].put(group.hit_positions, group.hit_slots)
+            self.start_loads(record, index=index, plan=group)
+        for index, group in enumerate(plan.groups):
+            self._claim_compute(record, index=index, plan=group)
+        self._count(record, plan)
+        record.advance(LeaseEvent.LOAD if record.waiting else LeaseEvent.SETTLE)
+        if not record.waiting:
+            self.attribute(record)
+        world.slices.start(self._naming_job(record))
+        self._stores.offer_hits(record, plan)
+        return record
+
+    def start_loads(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
+        """Queue the loads of one group and join those that are under way. Sources are pinned and targets claimed already."""
+        world = self._world
+        if len(plan.load_positions):
+            transfer = Transfer(
+                transfer_id=world.inflight.next_id(),
+                direction=Direction.LOAD,
+                group=index,
+                keys=record.keys,
+                positions=plan.load_positions,
+                sources=plan.load_sources,
+                targets=None,
+                owner=record.lease_id,
+                gpu_epoch=record.gpu_epoch,
+                cpu_epoch=record.cpu_epoch,
+                step=world.geometry.hashes_per_block(index),
+                waiters={record.lease_id},
+            )
+            world.inflight.add(transfer)
+            record.waiting.add(transfer.transfer_id)
+            segment = ClaimSegment(table=record.tables[index], positions=plan.load_positions, transfer_id=transfer.transfer_id)
+            record.claims.append(segment)
+        if len(plan.join_positions):
+            self._join(record, index=index, plan=plan)
+
+    def bind_load(self, record: LeaseRecord, transfer: Transfer) -> None:
+        """All targets of a load are named: the transfer pins them and can be submitted."""
+        targets = record.tables[transfer.group].view()[transfer.positions]
+        self._world.gpu.pin(targets)
+        self._world.inflight.bind_targets(transfer, targets)
+        self._world.outbox.submissions.append(transfer)
+
+    def _join(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
+        """Share the targets of loads under way: one copy per block, every lease pins and waits for itself."""
+        world = self._world
+        for transfer_id in np.unique(world.inflight.loading_ids(plan.join_sources)):
+            transfer = world.inflight.find(int(transfer_id))
+            if transfer.targets is None:
+                self._name_load(transfer)
+            transfer.waiters.add(record.lease_id)
+            record.waiting.add(transfer.transfer_id)
+        targets = world.inflight.loading_targets(plan.join_sources)
+        world.gpu.pin(targets)
+        record.tables[index].put(plan.join_positions, targets)
+
+    def _name_load(self, transfer: Transfer) -> None:
+        owner = self._world.leases.find(transfer.owner)
+        while transfer.targets is None:
+            self.name_some(owner, limit=SLICE_BLOCKS)
+
+    def _name_segment(self, segment: ClaimSegment, *, limit: int) -> int:
+        slots = self._world.name_gpu(min(segment.unnamed, limit))
+        positions = segment.positions[segment.named : segment.named + len(slots)]
+        segment.table.put(positions, slots)
+        segment.named += len(slots)
+        return len(slots)
+
+    def _claim_compute(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
+        if plan.claim_stop > plan.claim_start:
+            positions = np.arange(plan.claim_start, plan.claim_stop, dtype=np.int64)
+            record.claims.append(ClaimSegment(table=record.tables[index], positions=positions))
+        if plan.state_claims:
+            positions = np.arange(plan.state_claims, dtype=np.int64)
+            record.claims.append(ClaimSegment(table=record.state_slots[index], positions=positions))
+
+    def _naming_job(self, record: LeaseRecord) -> Job:
+        while record.claims and record.state is not LeaseState.RELEASED:
+            self.name_some(record, limit=SLICE_BLOCKS)
+            if record.claims:
+                yield
+
+    def _leave(self, transfer: Transfer, *, lease_id: int) -> None:
+        transfer.waiters.discard(lease_id)
+        if not transfer.waiters and transfer.state is TransferState.QUEUED:
+            self.drop(transfer)
+
+    def drop(self, transfer: Transfer) -> None:
+        """Forget a queued transfer: its pins go back and nothing is copied."""
+        world = self._world
+        transfer.advance(TransferEvent.DROP)
+        world.inflight.unmark(transfer, start=0, stop=len(transfer))
+        world.inflight.remove(transfer)
+        if transfer in world.outbox.submissions:
+            world.outbox.submissions.remove(transfer)
+        load = transfer.direction is Direction.LOAD
+        gpu, cpu = (transfer.targets, transfer.sources) if load else (transfer.sources, transfer.targets)
+        if gpu is not None:
+            world.unpin_gpu(gpu)
+        if cpu is not None:
+            world.unpin_cpu(cpu)
+
+    def _count(self, record: LeaseRecord, plan: AcquirePlan) -> None:
+        counters = self._world.counters
+        counters.leases_opened += 1
+        counters.count_runs(plan.switches)
+        longest = record.request.prompt_tokens - 1
+        full = record.length and record.length >= longest - longest % self._world.geometry.alignment(record.request.align)
+        counters.lookups[LookupResult.HIT if full else LookupResult.PARTIAL if record.length else LookupResult.MISS] += 1
+
+
+def _new_record(world: World, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
+    geometry = world.geometry
+    sizes = tuple(geometry.effective_block_size(i) for i in range(len(geometry.groups)))
+    lease_id = world.leases.next_id()
+    record = LeaseRecord(lease_id=lease_id, request=request, length=plan.length, block_sizes=sizes)
+    record.hit = record.delivered = plan.hit
+    record.gpu_epoch = world.gpu.epoch
+    record.cpu_epoch = world.cpu.epoch if world.cpu is not None else 0
+    for index, group in enumerate(plan.groups):
+        record.tables.append(BlockTable(_table_length(geometry, request, index=index, plan=group)))
+        record.capacity_tokens.append(group.capacity_tokens)
+        record.loaded.append(group.is_loaded)
+        record.registered.append(plan.length // sizes[index])
+        record.given_back.append(0)
+        if isinstance(geometry.groups[index], RecurrentState):
+            record.state_slots[index] = BlockTable(group.state_claims)
+    return record
+
+
+def _table_length(geometry: CacheGeometry, request: AcquireRequest, *, index: int, plan: GroupPlan) -> int:
+    whole = request.prompt_tokens + request.reserve_tokens
+    return max(-(-whole // geometry.effective_block_size(index)), plan.claim_stop)

@@ -1,0 +1,74 @@
+"""One group's block table of one lease: GPU slots by absolute block position, and the claims still without a name.
+
+State: an `int32` buffer that doubles, its length in blocks; position i holds the null block (0) where the group needs
+nothing there or the claim has not been named yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray
+
+__all__ = ["BlockTable", "ClaimSegment"]
+
+
+@final
+class BlockTable:
+    """Slots by block position. Views handed out are read-only and valid until the table grows."""
+
+    __slots__ = ("_length", "_slots")
+
+    def __init__(self, length: int) -> None:
+        self._slots: SlotArray = np.zeros(max(length, 8), np.int32)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def view(self, start: int = 0) -> SlotArray:
+        """Slots of positions `[start, len)`, without a copy."""
+        part = self._slots[start : self._length]
+        part.flags.writeable = False
+        return part
+
+    def grow(self, length: int) -> None:
+        """Make room for `length` positions; new ones hold the null block."""
+        if length > len(self._slots):
+            larger = np.zeros(max(length, 2 * len(self._slots)), np.int32)
+            larger[: self._length] = self._slots[: self._length]
+            self._slots = larger
+        self._length = max(self._length, length)
+
+    def put(self, positions: IntArray, slots: SlotArray) -> None:
+        """Bind slots to positions."""
+        self._slots[positions] = slots
+
+    def take_before(self, position: int, *, start: int) -> SlotArray:
+        """Remove and return the slots held at `[start, position)`."""
+        part = self._slots[start:position]
+        taken = part[part != NULL_SLOT].copy()
+        part[:] = NULL_SLOT
+        return taken
+
+    def held_positions(self) -> IntArray:
+        """Positions that hold a slot, ascending."""
+        return np.flatnonzero(self._slots[: self._length]).astype(np.int64, copy=False)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ClaimSegment:
+    """Claimed positions of one table, named from the front; `transfer_id` is set for the targets of a load."""
+
+    table: BlockTable
+    positions: IntArray
+    transfer_id: int | None = None
+    named: int = 0
+
+    @property
+    def unnamed(self) -> int:
+        """Claims of this segment that have no slot yet."""
+        return len(self.positions) - self.named

@@ -1,0 +1,214 @@
+"""`CacheState`: the whole core behind one synchronous façade.
+
+Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to hand to
+the backend, leases whose waiters must be told) and in `slices` (work that goes on in later turns). A host that steps itself
+calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and reports each end with `complete`.
+
+Rules: the core never waits, never copies, and knows no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from aiokv.core.admission import Admission
+from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
+from aiokv.core.confirms import Confirms
+from aiokv.core.counters import Closing, Counters, EvictReason
+from aiokv.core.inflight import Transfer, TransferEvent
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.loads import Loads
+from aiokv.core.placement import Placement
+from aiokv.core.slices import Job
+from aiokv.core.stores import Stores
+from aiokv.core.world import SCAN_LIMIT, Outbox, World
+from aiokv.errors import ConfigError
+from aiokv.model.ids import Direction, SlotArray, Tier
+from aiokv.model.plan import Deferred, DeferReason, Outcome
+from aiokv.model.spec import CacheGeometry
+
+__all__ = ["CacheState"]
+
+
+@final
+class CacheState:
+    """Pools, leases and transfers of one model on one machine.
+
+    `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool that
+    admissions keep free while another lease is held.
+    """
+
+    __slots__ = ("_admission", "_confirms", "_loads", "_stores", "_world", "placement")
+
+    def __init__(
+        self, geometry: CacheGeometry, *, gpu_blocks: int, cpu_blocks: int = 0, watermark: float = 0.0
+    ) -> None:
+        if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
+            raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
+        self._world = World(geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark)
+        self._stores = Stores(self._world)
+        self._admission = Admission(self._world, stores=self._stores)
+        self._loads = Loads(self._world, admission=self._admission)
+        self._confirms = Confirms(self._world, stores=self._stores)
+        self.placement = Placement(self._world)
+
+    @property
+    def geometry(self) -> CacheGeometry:
+        """The groups that are cached."""
+        return self._world.geometry
+
+    @property
+    def outbox(self) -> Outbox:
+        """What the host has to do now."""
+        return self._world.outbox
+
+    @property
+    def counters(self) -> Counters:
+        """Everything that has been counted; read it, never write."""
+        return self._world.counters
+
+    @property
+    def capacity_generation(self) -> int:
+        """Changes whenever GPU capacity was given back: a deferred request is worth another try."""
+        return self._world.capacity_generation
+
+    @property
+    def has_work(self) -> bool:
+        """Whether sliced work is left."""
+        return len(self._world.slices) > 0
+
+    @property
+    def unfinished_transfers(self) -> int:
+        """Transfers that are queued or running."""
+        return len(self._world.inflight)
+
+    @property
+    def live_leases(self) -> int:
+        """Leases that have not been released."""
+        return len(self._world.leases)
+
+    @property
+    def waits_for_capacity(self) -> bool:
+        """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
+        return self._loads.waits_for_capacity
+
+    def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
+        """Look up, check capacity, pin and claim, all or nothing. `CapacityError` for what can never fit."""
+        if self._loads.waits_for_capacity:
+            return Deferred(DeferReason.QUEUED)
+        return self._admission.try_acquire(request)
+
+    def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
+        """Room for `tokens` more tokens: the lease's new room in tokens, or `Deferred` and nothing changed."""
+        return self._admission.try_extend(record, tokens)
+
+    def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> SlotArray:
+        """The block table from position `start` on; finishes the naming. Read-only, valid until the lease is extended."""
+        self._admission.finish_naming(record)
+        return record.tables[group].view(start)
+
+    def state_slots(self, record: LeaseRecord, *, group: int) -> SlotArray:
+        """A recurrent group's working slot and the one for the next captured state (0: none left)."""
+        self._admission.finish_naming(record)
+        return record.state_slots[group].view()
+
+    def confirm(
+        self,
+        record: LeaseRecord,
+        num_tokens: int,
+        *,
+        publish_to: int | None = None,
+        states: Sequence[int] = (),
+        after: object = None,
+    ) -> None:
+        """The KV of the first `num_tokens` tokens is written, as of the fence `after`."""
+        self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
+
+    def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
+        """Give everything back now; what is not submitted yet is dropped. Idempotent."""
+        if record.state is not LeaseState.RELEASED:
+            self._admission.release(record, how=how)
+
+    def finish(self, record: LeaseRecord) -> None:
+        """Flush what is still to be registered and stored, then give everything back. Idempotent."""
+        if record.state is not LeaseState.RELEASED:
+            self._world.slices.start(self._finishing(record))
+
+    def mark_submitted(self, transfer: Transfer) -> None:
+        """The backend has taken this transfer; from now on only `complete` ends it."""
+        transfer.advance(TransferEvent.SUBMIT)
+        self.counters.submitted_blocks[transfer.direction] += len(transfer)
+
+    def complete(self, transfer_id: int, outcome: Outcome) -> None:
+        """All copies of a transfer have ended. Its pins go back here and nowhere else."""
+        transfer = self._world.inflight.find(transfer_id)
+        transfer.advance(_EVENTS[outcome])
+        self.counters.transferred_blocks[transfer.direction, outcome] += len(transfer)
+        if outcome is Outcome.LOST:
+            self._world.is_backend_lost = True
+        kind = self._loads if transfer.direction is Direction.LOAD else self._stores
+        self._world.slices.start(kind.complete(transfer, outcome))
+
+    def retry_replans(self) -> None:
+        """Capacity has changed: plan leases again that wait for it after a failed load."""
+        self._loads.retry_replans()
+
+    def run_slice(self) -> bool:
+        """Run one slice of pending work; True while some is left."""
+        return self._world.slices.step()
+
+    def run_slices(self) -> None:
+        """Run all pending work, for hosts without an event loop to protect."""
+        while self._world.slices.step():
+            pass
+
+    def reset(self, tiers: Sequence[Tier] = (Tier.GPU, Tier.CPU)) -> None:
+        """Make the tiers answer nothing, at once. Their slots come back in slices."""
+        for tier in tiers:
+            pool = self._world.pool(tier)
+            if pool is not None:
+                self.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
+                pool.bump_epoch()
+                self._world.slices.append(self._sweeping(tier))
+
+    def snapshot(self) -> Snapshot:
+        """The state as a frozen value, without counters and times. Looks at every slot: for tests and operators."""
+        return take_snapshot(self._world)
+
+    def audit(self) -> Audit:
+        """Who holds what, and which invariants are violated. Looks at every slot."""
+        return take_audit(self._world)
+
+    def pools(self) -> dict[Tier, dict[str, int]]:
+        """Slots by state, per configured tier."""
+        pools = {tier: self._world.pool(tier) for tier in Tier}
+        return {
+            tier: {
+                "free": pool.free_count,
+                "reserved": pool.reserved_count,
+                "resident": pool.resident_count,
+                "quarantined": pool.quarantined_count,
+            }
+            for tier, pool in pools.items()
+            if pool is not None
+        }
+
+    def _finishing(self, record: LeaseRecord) -> Job:
+        yield from self._confirms.registration(record)
+        yield from self._stores.flush(record)
+        self.release(record, how=Closing.FINISHED)
+
+    def _sweeping(self, tier: Tier) -> Job:
+        pool = self._world.pool(tier)
+        while pool is not None and pool.sweep(SCAN_LIMIT):
+            yield
+        self._world.capacity_generation += 1
+
+
+_EVENTS = {
+    Outcome.OK: TransferEvent.FINISH,
+    Outcome.FAILED: TransferEvent.FAIL,
+    Outcome.LOST: TransferEvent.LOSE,
+    Outcome.DROPPED: TransferEvent.DROP,
+}

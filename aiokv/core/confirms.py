@@ -1,0 +1,149 @@
+"""Confirmation: blocks whose KV a forward pass has written become findable, and what is no longer needed is given back.
+
+Rules
+- Only full blocks of confirmed tokens are registered, at most up to what the caller publishes (invariant 9).
+- A duplicate of a resident block stays private to its lease; it is never swapped into a table.
+- A lease of an older epoch registers nothing (invariant 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from aiokv.core.coverage import coverage_start
+from aiokv.core.inflight import digests_at
+from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.stores import Offer, Stores
+from aiokv.core.world import World
+from aiokv.errors import InvalidTransition, UsageError
+from aiokv.model.ids import NULL_SLOT
+from aiokv.model.spec import RecurrentState
+
+__all__ = ["Confirms"]
+
+
+@final
+class Confirms:
+    """Registers what has been computed."""
+
+    __slots__ = ("_stores", "_world")
+
+    def __init__(self, world: World, *, stores: Stores) -> None:
+        self._world = world
+        self._stores = stores
+
+    def confirm(
+        self,
+        record: LeaseRecord,
+        num_tokens: int,
+        *,
+        publish_to: int | None = None,
+        states: Sequence[int] = (),
+        after: object = None,
+    ) -> None:
+        """The KV of the first `num_tokens` tokens is written; no more than is confirmed already is a no-op."""
+        self._check(record, num_tokens, publish_to=publish_to, states=states)
+        if num_tokens <= record.confirmed:
+            return
+        record.confirmed = num_tokens
+        published = num_tokens if publish_to is None else min(num_tokens, publish_to)
+        record.publish_limit = max(record.publish_limit, published)
+        for length in states:
+            self._register_states(record, length)
+        self._world.slices.start(self.registration(record, after=after))
+
+    def registration(self, record: LeaseRecord, *, after: object = None) -> Job:
+        """Register what is confirmed and published, slice by slice, then give back what no query will read again."""
+        budget = SLICE_BLOCKS
+        for index in range(len(record.tables)):
+            while self._is_open(record) and self._unregistered(record, index):
+                budget -= self._register_some(record, index, limit=budget, after=after)
+                if budget <= 0:
+                    yield
+                    budget = SLICE_BLOCKS
+        if self._is_open(record):
+            self._give_back(record)
+
+    def _check(
+        self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None, states: Sequence[int]
+    ) -> None:
+        if record.state is not LeaseState.READY:
+            name = f"the lease of request {record.request.request_id!r}"
+            raise InvalidTransition(name, state=record.state.value, event="be confirmed")
+        room = min(record.capacity_tokens)
+        if not 0 <= num_tokens <= min(record.keys.num_tokens, room):
+            known = record.keys.num_tokens
+            raise UsageError(f"cannot confirm {num_tokens} tokens: {known} are known and there is room for {room}")
+        if publish_to is not None and publish_to < 0:
+            raise UsageError(f"publish_to must not be negative: {publish_to}")
+        for length in states:
+            self._check_state(record, length, num_tokens=num_tokens)
+
+    def _check_state(self, record: LeaseRecord, length: int, *, num_tokens: int) -> None:
+        for index, states in record.state_slots.items():
+            if not 0 < length <= num_tokens or length % record.block_sizes[index]:
+                raise UsageError(f"a state of {length} tokens is not confirmed or not at a block boundary")
+            if not states.view()[1]:
+                raise UsageError("no slot is left for another captured state: extend the lease first")
+
+    @staticmethod
+    def _is_open(record: LeaseRecord) -> bool:
+        return record.state is LeaseState.READY
+
+    def _unregistered(self, record: LeaseRecord, index: int) -> int:
+        """Blocks of one group that are published and not registered yet; recurrent groups register states only."""
+        if index in record.state_slots:
+            return 0
+        return record.publish_limit // record.block_sizes[index] - record.registered[index]
+
+    def _register_some(self, record: LeaseRecord, index: int, *, limit: int, after: object) -> int:
+        start = record.registered[index]
+        stop = start + min(limit, self._unregistered(record, index))
+        record.registered[index] = stop
+        slots = record.tables[index].view()[start:stop]
+        positions = np.flatnonzero(slots != NULL_SLOT).astype(np.int64, copy=False) + start
+        if len(positions) and self._world.may_register_gpu(record):
+            self._register(record, index, positions=positions, after=after)
+        return stop - start
+
+    def _register(self, record: LeaseRecord, index: int, *, positions: np.ndarray, after: object) -> None:
+        world = self._world
+        slots = record.tables[index].view()[positions]
+        digests = digests_at(record.keys, step=world.geometry.hashes_per_block(index), positions=positions)
+        is_new = world.gpu.register(slots, digests, index)
+        offer = Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=after)
+        self._stores.offer(offer)
+
+    def _register_states(self, record: LeaseRecord, length: int) -> None:
+        """The captured states become findable under their exact length, and the next capture gets a slot of its own."""
+        for index, states in record.state_slots.items():
+            position = np.array([length // record.block_sizes[index] - 1], np.int64)
+            record.tables[index].put(position, states.view()[1:].copy())
+            if self._world.may_register_gpu(record):
+                self._register(record, index, positions=position, after=None)
+            states.put(np.array([1]), self._claim_capture())
+
+    def _claim_capture(self) -> np.ndarray:
+        """A slot for the next state; the null block when there is none to be had."""
+        world = self._world
+        if not world.gpu.available:
+            return np.zeros(1, np.int32)
+        world.gpu.claim(1)
+        slots = world.name_gpu(1)
+        if not len(slots):
+            world.unclaim_gpu(1)
+            return np.zeros(1, np.int32)
+        return slots
+
+    def _give_back(self, record: LeaseRecord) -> None:
+        """Let go of blocks that fell out of every coverage of what is confirmed."""
+        for index, table in enumerate(record.tables):
+            start = coverage_start(self._world.geometry, index, record.confirmed)
+            if start > record.given_back[index]:
+                slots = table.take_before(start, start=record.given_back[index])
+                record.given_back[index] = start
+                self._world.unpin_gpu(slots[::-1])

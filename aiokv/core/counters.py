@@ -1,0 +1,104 @@
+"""What the core counts: plain integers, one writer, read by the metrics collector at scrape time.
+
+Rules: counts only grow (invariant 13); every decision is counted where it is taken; nothing is derived by subtraction.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, final
+
+from aiokv.model.ids import Direction, Tier
+from aiokv.model.plan import DeclineReason, DeferReason, Hit, Outcome
+
+__all__ = ["INTERLEAVED_RUNS_CAP", "Closing", "Counters", "EvictReason", "LookupResult", "Phase", "Source"]
+
+
+INTERLEAVED_RUNS_CAP: Final = 64
+"""Switch counts at or above this share one bucket."""
+
+
+class Source(Enum):
+    """Where a prompt token came from."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    COMPUTE = "compute"
+
+
+class Phase(Enum):
+    """Whether a request was admitted for the first time or resumed after a preemption."""
+
+    FIRST = "first"
+    RESUMED = "resumed"
+
+
+class LookupResult(Enum):
+    """What one admission attempt found."""
+
+    HIT = "hit"
+    PARTIAL = "partial"
+    MISS = "miss"
+    DEFERRED = "deferred"
+
+
+class EvictReason(Enum):
+    """Why a block stopped being findable."""
+
+    CAPACITY = "capacity"
+    RESET = "reset"
+    INVALIDATED = "invalidated"
+
+
+class Closing(Enum):
+    """How a lease ended."""
+
+    FINISHED = "finished"
+    RELEASED = "released"
+    CANCELLED = "cancelled"
+    FINALIZER = "finalizer"
+    SHUTDOWN = "shutdown"
+
+
+@final
+class Counters:
+    """All counts of one `CacheState`. Dictionaries are keyed by enums and complete from the start."""
+
+    __slots__ = (
+        "accounting_errors",
+        "alloc_failures",
+        "evicted_blocks",
+        "interleaved_runs",
+        "leases_closed",
+        "leases_opened",
+        "load_failed_tokens",
+        "lookups",
+        "prompt_tokens",
+        "store_skipped_blocks",
+        "submitted_blocks",
+        "transferred_blocks",
+    )
+
+    def __init__(self) -> None:
+        self.prompt_tokens = {(source, phase): 0 for source in Source for phase in Phase}
+        self.lookups = dict.fromkeys(LookupResult, 0)
+        self.interleaved_runs: dict[int, int] = dict.fromkeys(range(INTERLEAVED_RUNS_CAP + 1), 0)
+        self.alloc_failures = dict.fromkeys(DeferReason, 0)
+        self.load_failed_tokens = 0
+        self.submitted_blocks = dict.fromkeys(Direction, 0)
+        self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
+        self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
+        self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
+        self.leases_opened = 0
+        self.leases_closed = dict.fromkeys(Closing, 0)
+        self.accounting_errors = 0
+
+    def count_delivered(self, hit: Hit, *, phase: Phase) -> None:
+        """Attribute the prompt of one admitted request, once (law 7)."""
+        self.prompt_tokens[Source.GPU, phase] += hit.gpu_tokens
+        self.prompt_tokens[Source.CPU, phase] += hit.cpu_tokens
+        self.prompt_tokens[Source.COMPUTE, phase] += hit.compute_tokens
+
+    def count_runs(self, switches: int) -> None:
+        """Record how often one matched prefix switched between the tiers."""
+        self.interleaved_runs[min(switches, INTERLEAVED_RUNS_CAP)] += 1

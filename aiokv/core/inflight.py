@@ -1,0 +1,189 @@
+"""Transfers: batches of copies that are queued or running, and who waits for them.
+
+Rules
+- A transfer pins its sources from the start and its targets from the moment they are named; its pins are given back in one
+  place, its completion (law 4). It never looks at who still waits for it to decide that.
+- One copy per CPU block: `loading` marks every CPU slot that is the source of an unfinished load (single flight).
+- Each transfer ends exactly once; a second end is an `InvalidTransition`.
+
+State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per GPU
+slot whether a store reads it. Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, final
+
+import numpy as np
+
+from aiokv.errors import InvalidTransition, UsageError
+from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, Direction, IntArray, SlotArray
+from aiokv.model.keys import BlockKeys
+
+__all__ = ["InflightTable", "Transfer", "TransferEvent", "TransferState", "digests_at"]
+
+
+class TransferState(Enum):
+    """Where a transfer stands."""
+
+    QUEUED = "queued"
+    SUBMITTED = "submitted"
+    DONE = "done"
+    FAILED = "failed"
+    QUARANTINED = "quarantined"
+    DROPPED = "dropped"
+
+
+class TransferEvent(Enum):
+    """What can happen to a transfer."""
+
+    SUBMIT = "be submitted"
+    FINISH = "finish"
+    FAIL = "fail"
+    LOSE = "be lost"
+    DROP = "be dropped"
+
+
+_NEXT: Final = {
+    (TransferState.QUEUED, TransferEvent.SUBMIT): TransferState.SUBMITTED,
+    (TransferState.QUEUED, TransferEvent.DROP): TransferState.DROPPED,
+    (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
+    (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
+    (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+    (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Transfer:
+    """One batch of copies of one group. Positions are block positions of `keys`, ascending, one per copy."""
+
+    transfer_id: int
+    direction: Direction
+    group: int
+    keys: BlockKeys
+    positions: IntArray
+    sources: SlotArray
+    targets: SlotArray | None
+    owner: int
+    gpu_epoch: int
+    cpu_epoch: int
+    step: int
+    after: object = None
+    state: TransferState = TransferState.QUEUED
+    waiters: set[int] = field(default_factory=set)
+    open_copies: int = 0
+    """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+
+    def __post_init__(self) -> None:
+        self.open_copies = len(self.positions)
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def bound_targets(self) -> SlotArray:
+        """The targets, once they are named."""
+        if self.targets is None:
+            raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be read")
+        return self.targets
+
+    def digests(self, start: int, stop: int) -> DigestArray:
+        """Hashes of copies `[start, stop)`, as recorded when the transfer was planned."""
+        return digests_at(self.keys, step=self.step, positions=self.positions[start:stop])
+
+    def advance(self, event: TransferEvent) -> None:
+        """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
+        try:
+            self.state = _NEXT[self.state, event]
+        except KeyError:
+            name = f"transfer {self.transfer_id}"
+            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+
+
+def digests_at(keys: BlockKeys, *, step: int, positions: IntArray) -> DigestArray:
+    """Hashes of the blocks at ascending `positions`, blocks of `step` hash blocks each."""
+    if not len(positions):
+        return np.zeros((0, DIGEST_WORDS), np.uint64)
+    first = int(positions[0])
+    rows = keys.digests(step, first, int(positions[-1]) + 1)
+    return rows if len(rows) == len(positions) else rows[positions - first]
+
+
+@final
+class InflightTable:
+    """All unfinished transfers, and which slots they read."""
+
+    __slots__ = ("_is_storing", "_loading_id", "_loading_target", "_next_id", "_transfers")
+
+    def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
+        self._transfers: dict[int, Transfer] = {}
+        self._next_id = 1
+        self._loading_id = np.zeros(cpu_slots, np.int64)
+        self._loading_target = np.zeros(cpu_slots, np.int32)
+        self._is_storing = np.zeros(gpu_slots, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(self._transfers.values())
+
+    def next_id(self) -> int:
+        """A fresh transfer id; ids are never reused."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def add(self, transfer: Transfer) -> None:
+        """Enter a queued transfer; its sources are marked as being read."""
+        self._transfers[transfer.transfer_id] = transfer
+        if transfer.direction is Direction.LOAD:
+            self._loading_id[transfer.sources] = transfer.transfer_id
+        else:
+            self._is_storing[transfer.sources] = True
+
+    def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
+        """Name the targets of a queued load."""
+        transfer.targets = targets
+        self._loading_target[transfer.sources] = targets
+
+    def find(self, transfer_id: int) -> Transfer:
+        """The unfinished transfer with this id; `UsageError` when there is none."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None:
+            raise UsageError(f"there is no unfinished transfer {transfer_id}")
+        return transfer
+
+    def hide(self, transfer: Transfer) -> None:
+        """Nobody may join this load any more: it has failed."""
+        self._loading_id[transfer.sources] = 0
+        self._loading_target[transfer.sources] = 0
+
+    def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
+        """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read."""
+        transfer.open_copies = min(transfer.open_copies, start)
+        sources = transfer.sources[start:stop]
+        if transfer.direction is Direction.LOAD:
+            self._loading_id[sources] = 0
+            self._loading_target[sources] = 0
+        else:
+            self._is_storing[sources] = False
+
+    def remove(self, transfer: Transfer) -> None:
+        """Forget a transfer that has ended and whose sources are unmarked."""
+        del self._transfers[transfer.transfer_id]
+
+    def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
+        """Per CPU slot the id of the load that reads it; 0 where none does."""
+        return self._loading_id[cpu_slots]
+
+    def loading_targets(self, cpu_slots: SlotArray) -> SlotArray:
+        """Per CPU slot the GPU slot that its load writes; meaningful where a load with named targets reads it."""
+        return self._loading_target[cpu_slots]
+
+    def is_storing(self, gpu_slots: SlotArray) -> BoolArray:
+        """Per GPU slot, whether a store reads it."""
+        return self._is_storing[gpu_slots]

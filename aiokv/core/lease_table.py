@@ -1,0 +1,204 @@
+"""Leases: what one request holds, and the table of all of them.
+
+Rules
+- A record holds one pin on every GPU slot in its tables; transfers hold their own (law 4).
+- A record never looks anything up; it is filled by admission and changed by its own life cycle only.
+
+Transitions: HELD -> LOADING -> READY -> RELEASED, with HELD -> READY when nothing is loaded, LOADING -> HELD when a failed
+load waits for capacity to be planned again, and any live state -> RELEASED.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, final
+
+import numpy as np
+
+from aiokv.core.block_table import BlockTable, ClaimSegment
+from aiokv.errors import InvalidTransition
+from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Hit
+
+__all__ = ["AcquireRequest", "LeaseEvent", "LeaseRecord", "LeaseState", "LeaseTable"]
+
+
+class LeaseState(Enum):
+    """Where a lease stands."""
+
+    HELD = "held"
+    LOADING = "loading"
+    READY = "ready"
+    RELEASED = "released"
+
+
+class LeaseEvent(Enum):
+    """What can happen to a lease."""
+
+    LOAD = "start loading"
+    SETTLE = "become ready"
+    REPLAN = "be planned again"
+    RELEASE = "be released"
+
+
+_NEXT: Final = {
+    (LeaseState.HELD, LeaseEvent.LOAD): LeaseState.LOADING,
+    (LeaseState.HELD, LeaseEvent.SETTLE): LeaseState.READY,
+    (LeaseState.LOADING, LeaseEvent.SETTLE): LeaseState.READY,
+    (LeaseState.LOADING, LeaseEvent.REPLAN): LeaseState.HELD,
+    (LeaseState.HELD, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.LOADING, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    (LeaseState.READY, LeaseEvent.RELEASE): LeaseState.RELEASED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AcquireRequest:
+    """What a request asks for, in tokens: `prompt_tokens` is N, `align` as in the contract. Lower `priority` goes first.
+
+    `first_chunk` limits what windowed groups claim to their coverage plus that many tokens.
+    """
+
+    request_id: str
+    keys: BlockKeys
+    prompt_tokens: int
+    reserve_tokens: int = 0
+    first_chunk: int | None = None
+    align: int = 1
+    priority: int = 0
+
+
+@final
+class LeaseRecord:
+    """One request's pins and reservations. Changed by the core's collaborators only."""
+
+    __slots__ = (
+        "attributed",
+        "block_sizes",
+        "capacity_tokens",
+        "claims",
+        "confirmed",
+        "cpu_epoch",
+        "delivered",
+        "failed",
+        "given_back",
+        "gpu_epoch",
+        "hit",
+        "keys",
+        "lease_id",
+        "length",
+        "loaded",
+        "publish_limit",
+        "registered",
+        "replans",
+        "request",
+        "state",
+        "state_slots",
+        "storing",
+        "tables",
+        "waiting",
+    )
+
+    def __init__(self, *, lease_id: int, request: AcquireRequest, length: int, block_sizes: tuple[int, ...]) -> None:
+        self.lease_id = lease_id
+        self.block_sizes = block_sizes
+        self.request = request
+        self.keys = request.keys
+        """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
+        self.state = LeaseState.HELD
+        self.length = length
+        """L: tokens of the prefix that need no compute."""
+        self.tables: list[BlockTable] = []
+        self.state_slots: dict[int, BlockTable] = {}
+        """Per recurrent group: position 0 the working state, 1 the one being captured."""
+        self.claims: deque[ClaimSegment] = deque()
+        self.capacity_tokens: list[int] = []
+        self.loaded: list[BoolArray] = []
+        """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
+        self.hit = Hit(prompt_tokens=0, gpu_tokens=0, cpu_tokens=0, compute_tokens=0)
+        self.delivered = self.hit
+        self.attributed = False
+        self.waiting: set[int] = set()
+        self.storing: set[int] = set()
+        """Unfinished stores of this lease."""
+        self.failed: list[tuple[int, BoolArray]] = []
+        """Per failed load, the group and the mask of its positions over the prefix."""
+        self.replans = 0
+        self.confirmed = length
+        self.publish_limit = length
+        self.registered: list[int] = []
+        """Per group, blocks `[0, registered)` have been offered to the index."""
+        self.given_back: list[int] = []
+        """Per group, blocks `[0, given_back)` are no longer held."""
+        self.gpu_epoch = 0
+        self.cpu_epoch = 0
+
+    @property
+    def unnamed_claims(self) -> int:
+        """Claims that have no slot yet."""
+        return sum(segment.unnamed for segment in self.claims)
+
+    def advance(self, event: LeaseEvent) -> None:
+        """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
+        try:
+            self.state = _NEXT[self.state, event]
+        except KeyError:
+            name = f"the lease of request {self.request.request_id!r}"
+            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+
+    def held_slots(self) -> SlotArray:
+        """Every GPU slot that this lease pins, in eviction order: the tail of the prefix first."""
+        parts: list[SlotArray] = []
+        ends: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        for index, table in enumerate(self.tables):
+            positions = table.held_positions()
+            parts.append(table.view()[positions])
+            ends.append(-(positions + 1) * self.block_sizes[index])
+        for table in self.state_slots.values():
+            slots = table.view()
+            parts.append(slots[slots != NULL_SLOT])
+            ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
+        if len(parts) == 1:
+            return parts[0][::-1]
+        return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
+
+
+@final
+class LeaseTable:
+    """All live leases by id. Ids are never reused."""
+
+    __slots__ = ("_next_id", "_records")
+
+    def __init__(self) -> None:
+        self._records: dict[int, LeaseRecord] = {}
+        self._next_id = 1
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[LeaseRecord]:
+        return iter(self._records.values())
+
+    def __contains__(self, lease_id: int) -> bool:
+        return lease_id in self._records
+
+    def next_id(self) -> int:
+        """A fresh id."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def add(self, record: LeaseRecord) -> None:
+        """Enter a record under its id."""
+        self._records[record.lease_id] = record
+
+    def find(self, lease_id: int) -> LeaseRecord:
+        """The live record with this id; `KeyError` when it has gone."""
+        return self._records[lease_id]
+
+    def remove(self, lease_id: int) -> None:
+        """Forget a record that holds nothing any more."""
+        del self._records[lease_id]

@@ -1,0 +1,77 @@
+"""Blocks put into a tier, or taken out of it, by name: for tests, demonstrations and warm starts.
+
+Rules: everything goes through the same pools as real traffic; refused calls change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+
+from aiokv.core.counters import EvictReason
+from aiokv.core.inflight import digests_at
+from aiokv.core.pool import Pool
+from aiokv.core.world import SCAN_LIMIT, World
+from aiokv.errors import UsageError
+from aiokv.model.ids import DigestArray, IntArray, Tier
+from aiokv.model.keys import BlockKeys
+
+__all__ = ["Placement"]
+
+
+@final
+class Placement:
+    """Makes blocks resident and evicts them."""
+
+    __slots__ = ("_world",)
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def place(self, keys: BlockKeys, *, group: int, positions: IntArray, tier: Tier) -> None:
+        """Make the blocks at ascending `positions` findable in `tier`, unpinned; those that are already stay as they are.
+
+        `UsageError` if the tier has not enough slots available.
+        """
+        pool = self._pool(tier)
+        digests = self._digests(keys, group=group, positions=positions)
+        missing = digests[~pool.find(digests, group).present]
+        if len(missing) > pool.available:
+            raise UsageError(f"{len(missing)} blocks do not fit: {pool.available} {tier.value} slots are available")
+        pool.claim(len(missing))
+        named = 0
+        while named < len(missing):
+            part = pool.name_claimed(len(missing) - named, scan_limit=SCAN_LIMIT)
+            self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(part.evicted)
+            pool.register(part.slots, missing[named : named + len(part.slots)], group)
+            pool.unpin(part.slots)
+            named += len(part.slots)
+
+    def evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> None:
+        """Evict the blocks at `positions` as pressure would. `UsageError` for one that is pinned or not resident."""
+        pool = self._pool(tier)
+        wanted = np.unique(np.array(positions, np.int64))
+        found = pool.find(self._digests(keys, group=group, positions=wanted), group)
+        if not found.present.all():
+            absent = wanted[~found.present].tolist()
+            raise UsageError(f"blocks {absent} of group {group} are not resident in the {tier.value} tier")
+        if pool.count_unpinned(found.slots) < len(found.slots):
+            raise UsageError(f"some of blocks {wanted.tolist()} of group {group} are pinned")
+        pool.evict(found.slots)
+        self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(found.slots)
+        self._world.capacity_generation += 1
+
+    def _digests(self, keys: BlockKeys, *, group: int, positions: IntArray) -> DigestArray:
+        step = self._world.geometry.hashes_per_block(group)
+        blocks = keys.num_blocks // step
+        if len(positions) and not (0 <= positions[0] and positions[-1] < blocks):
+            raise UsageError(f"blocks {positions.tolist()} are not among the {blocks} full blocks of the prompt")
+        return digests_at(keys, step=step, positions=positions)
+
+    def _pool(self, tier: Tier) -> Pool:
+        pool = self._world.pool(tier)
+        if pool is None:
+            raise UsageError(f"there is no {tier.value} tier")
+        return pool

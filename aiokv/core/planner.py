@@ -1,0 +1,148 @@
+"""What admitting a request would take: where its prefix comes from and how many slots it claims. Pure.
+
+Rules: changes nothing; every number that admission checks is computed here, so that `Deferred` costs a plan and nothing
+else (law 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aiokv.core.attribution import attribute, source_runs
+from aiokv.core.coverage import covered_range
+from aiokv.core.inflight import InflightTable
+from aiokv.core.lease_table import AcquireRequest
+from aiokv.core.lookup import GroupResidency, Residency
+from aiokv.model.ids import BoolArray, IntArray, SlotArray
+from aiokv.model.plan import Hit
+from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState
+
+__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "claim_capacity", "empty_pool_claims", "plan_acquire"]
+
+STATE_CLAIMS = 2
+"""Slots that a recurrent group claims: the working state and the one being captured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupPlan:
+    """One group's part of a plan. Positions are absolute block positions, ascending."""
+
+    hit_positions: IntArray
+    hit_slots: SlotArray
+    load_positions: IntArray
+    load_sources: SlotArray
+    join_positions: IntArray
+    join_sources: SlotArray
+    is_loaded: BoolArray
+    """Over the blocks of the prefix: comes from the CPU tier, by a load of its own or a joined one."""
+    claim_start: int
+    """Table positions `[claim_start, claim_stop)` are claimed for compute."""
+    claim_stop: int
+    state_claims: int
+    capacity_tokens: int
+
+    @property
+    def claims(self) -> int:
+        """GPU slots claimed: load targets, compute positions and states."""
+        return len(self.load_positions) + self.claim_stop - self.claim_start + self.state_claims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AcquirePlan:
+    """What admission would do. Valid until a pool changes."""
+
+    length: int
+    groups: tuple[GroupPlan, ...]
+    hit: Hit
+    switches: int
+
+    @property
+    def claims(self) -> int:
+        """GPU slots claimed in all."""
+        return sum(group.claims for group in self.groups)
+
+    @property
+    def hit_slots(self) -> SlotArray:
+        """GPU slots to pin, distinct."""
+        return _concatenated([group.hit_slots for group in self.groups])
+
+    @property
+    def load_sources(self) -> SlotArray:
+        """CPU slots that get a load of their own, distinct."""
+        return _concatenated([group.load_sources for group in self.groups])
+
+
+def plan_acquire(
+    geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
+) -> AcquirePlan:
+    """Turn a residency into the plan of an admission."""
+    length = residency.length
+    groups = tuple(
+        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight)
+        for index, found in enumerate(residency.groups)
+    )
+    loads = [group.is_loaded for group in groups]
+    covered = [(r.start, r.stop) for r in (covered_range(geometry, i, length) for i in range(len(groups)))]
+    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
+    switches = source_runs(geometry, length=length, loads=loads, covered=covered)
+    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
+
+
+def claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:
+    """Tokens that group `index` has room for after admission with a prefix of `length` tokens."""
+    whole = request.prompt_tokens + request.reserve_tokens
+    if request.first_chunk is None or isinstance(geometry.groups[index], FullAttention | RecurrentState):
+        return whole
+    return min(whole, length + request.first_chunk)
+
+
+def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
+    """GPU slots that the request would claim with nothing cached."""
+    total = 0
+    for index, group in enumerate(geometry.groups):
+        if isinstance(group, RecurrentState):
+            total += STATE_CLAIMS
+        else:
+            total += -(-claim_capacity(geometry, request, index=index, length=0) // geometry.effective_block_size(index))
+    return total
+
+
+def _plan_group(
+    geometry: CacheGeometry,
+    request: AcquireRequest,
+    *,
+    index: int,
+    residency: GroupResidency,
+    length: int,
+    inflight: InflightTable,
+) -> GroupPlan:
+    block = geometry.effective_block_size(index)
+    covered = covered_range(geometry, index, length)
+    on_gpu = residency.on_gpu[covered.start : covered.stop]
+    hits = np.flatnonzero(on_gpu).astype(np.int64, copy=False) + covered.start
+    misses = np.flatnonzero(~on_gpu).astype(np.int64, copy=False) + covered.start
+    sources = residency.cpu_slots[misses]
+    joins = inflight.loading_ids(sources) != 0
+    is_loaded = np.zeros(covered.stop, np.bool_)
+    is_loaded[misses] = True
+    capacity = claim_capacity(geometry, request, index=index, length=length)
+    recurrent = isinstance(geometry.groups[index], RecurrentState)
+    return GroupPlan(
+        hit_positions=hits,
+        hit_slots=residency.gpu_slots[hits],
+        load_positions=misses[~joins],
+        load_sources=sources[~joins],
+        join_positions=misses[joins],
+        join_sources=sources[joins],
+        is_loaded=is_loaded,
+        claim_start=covered.stop,
+        claim_stop=covered.stop if recurrent else max(-(-capacity // block), covered.stop),
+        state_claims=STATE_CLAIMS if recurrent else 0,
+        capacity_tokens=capacity,
+    )
+
+
+def _concatenated(parts: list[SlotArray]) -> SlotArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

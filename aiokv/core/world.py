@@ -1,0 +1,141 @@
+"""The mutable state of one `CacheState`, shared by its collaborators, and the steps that all of them take.
+
+Rules
+- Every slot that is given back or named passes through here, so that evictions are counted and the capacity generation
+  moves in one place.
+- Nothing here decides anything: admission, loads, stores and confirmation do.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import numpy as np
+
+from aiokv.core.counters import Counters, EvictReason
+from aiokv.core.inflight import InflightTable, Transfer
+from aiokv.core.lease_table import LeaseRecord, LeaseTable
+from aiokv.core.pool import NamedSlots, Pool
+from aiokv.core.slices import SliceQueue
+from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
+from aiokv.model.spec import CacheGeometry
+
+__all__ = ["SCAN_LIMIT", "Outbox", "World"]
+
+SCAN_LIMIT: Final = 16_384
+"""Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
+
+
+@final
+class Outbox:
+    """What the core wants done: transfers to submit, leases whose waiters must be told. Emptied by the host."""
+
+    __slots__ = ("settled", "submissions")
+
+    def __init__(self) -> None:
+        self.submissions: list[Transfer] = []
+        self.settled: list[int] = []
+
+    def take_submissions(self) -> list[Transfer]:
+        """Transfers to hand to the backend, oldest first; each is taken once."""
+        taken, self.submissions = self.submissions, []
+        return taken
+
+    def take_settled(self) -> list[int]:
+        """Ids of leases that became READY; each is taken once."""
+        taken, self.settled = self.settled, []
+        return taken
+
+
+@final
+class World:
+    """Pools, tables, counters and queues of one cache."""
+
+    __slots__ = (
+        "capacity_generation",
+        "counters",
+        "cpu",
+        "geometry",
+        "gpu",
+        "inflight",
+        "is_backend_lost",
+        "leases",
+        "outbox",
+        "slices",
+        "watermark_blocks",
+    )
+
+    def __init__(self, geometry: CacheGeometry, *, gpu_blocks: int, cpu_blocks: int, watermark: float) -> None:
+        self.geometry = geometry
+        self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
+        self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
+        self.leases = LeaseTable()
+        self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
+        self.counters = Counters()
+        self.outbox = Outbox()
+        self.slices = SliceQueue()
+        self.watermark_blocks = int(self.gpu.capacity * watermark)
+        self.capacity_generation = 0
+        self.is_backend_lost = False
+
+    @property
+    def has_cpu_tier(self) -> bool:
+        """Whether blocks may be looked up in the CPU tier and stored there."""
+        return self.cpu is not None and not self.is_backend_lost
+
+    @property
+    def cpu_index(self) -> Pool | None:
+        """The CPU pool for a lookup; none without a usable CPU tier."""
+        return self.cpu if self.has_cpu_tier else None
+
+    def forget_store(self, transfer: Transfer) -> None:
+        """Tell the owner of a store, where it still lives, that the store has ended."""
+        if transfer.owner in self.leases:
+            self.leases.find(transfer.owner).storing.discard(transfer.transfer_id)
+
+    def pool(self, tier: Tier) -> Pool | None:
+        """The pool of a tier; there is none for a CPU tier of zero blocks."""
+        return self.gpu if tier is Tier.GPU else self.cpu
+
+    def name_gpu(self, count: int) -> SlotArray:
+        """Name up to `count` claimed GPU slots, evicting where none is free; fewer when the scan limit is reached."""
+        return self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
+
+    def reserve_cpu(self, count: int) -> SlotArray:
+        """Claim and name up to `count` CPU slots, as many as are available."""
+        if self.cpu is None:
+            return np.zeros(0, np.int32)
+        count = min(count, self.cpu.available)
+        self.cpu.claim(count)
+        slots = self._counted(self.cpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.CPU)
+        self.cpu.unclaim(count - len(slots))
+        return slots
+
+    def unpin_gpu(self, slots: SlotArray) -> None:
+        """Drop one pin each, in eviction order."""
+        if len(slots):
+            self.gpu.unpin(slots)
+            self.capacity_generation += 1
+
+    def unpin_cpu(self, slots: SlotArray) -> None:
+        """Drop one pin each, in eviction order."""
+        if self.cpu is not None and len(slots):
+            self.cpu.unpin(slots)
+
+    def unclaim_gpu(self, count: int) -> None:
+        """Give claims back that were never named."""
+        if count:
+            self.gpu.unclaim(count)
+            self.capacity_generation += 1
+
+    def may_register_gpu(self, record: LeaseRecord | Transfer) -> bool:
+        """A holder from before a reset registers nothing (invariant 4)."""
+        return record.gpu_epoch == self.gpu.epoch
+
+    def may_register_cpu(self, record: LeaseRecord | Transfer) -> bool:
+        """Like `may_register_gpu`, for stored blocks."""
+        return self.cpu is not None and record.cpu_epoch == self.cpu.epoch
+
+    def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
+        self.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(named.evicted_groups)
+        return named.slots

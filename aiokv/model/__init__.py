@@ -1,0 +1,1 @@
+"""Values only: what the rest of aiokv talks about. Imports nothing but `aiokv.errors` and numpy."""

@@ -1,0 +1,41 @@
+"""Names of places: tiers, directions and the array types in which slots and digests travel.
+
+A slot is an `int` in `[0, capacity)` of one pool. GPU slot 0 is the *null block*: never allocated, zero-filled,
+and what a block table holds at a skipped position. Digests are 32 bytes, kept as rows of four `uint64`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DIGEST_BYTES", "DIGEST_WORDS", "NULL_SLOT", "BoolArray", "DigestArray", "Direction", "IntArray", "SlotArray", "Tier"]
+
+NULL_SLOT: Final = 0
+DIGEST_BYTES: Final = 32
+DIGEST_WORDS: Final = 4
+
+SlotArray = NDArray[np.int32]
+"""Slots, shape `[n]`."""
+IntArray = NDArray[np.int64]
+"""Positions or lengths, shape `[n]`."""
+BoolArray = NDArray[np.bool_]
+DigestArray = NDArray[np.uint64]
+"""Block hashes, shape `[n, 4]`: 32 bytes a row, in the machine's byte order."""
+
+
+class Tier(Enum):
+    """Where a block lives."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+
+class Direction(Enum):
+    """Which way a transfer copies: a load is CPU to GPU, a store is GPU to CPU."""
+
+    LOAD = "load"
+    STORE = "store"

@@ -1,0 +1,112 @@
+"""Answers of the core, as values: hits, refusals, policies, copies to make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from aiokv.model.ids import BoolArray, Direction, SlotArray
+
+__all__ = [
+    "CopyBatch",
+    "Declined",
+    "DeclineReason",
+    "DeferReason",
+    "Deferred",
+    "Found",
+    "Hit",
+    "Outcome",
+    "StorePolicy",
+]
+
+
+class StorePolicy(Enum):
+    """When GPU blocks are copied to the CPU tier."""
+
+    EAGER = "eager"
+    LAZY = "lazy"
+    SELECTIVE = "selective"
+
+
+class DeferReason(Enum):
+    """Why a request must wait. Each is a metric label."""
+
+    CAPACITY = "capacity"
+    WATERMARK = "watermark"
+    QUEUED = "queued"
+
+
+class DeclineReason(Enum):
+    """Why something will not be done. Each is a metric label."""
+
+    ALREADY_CACHED = "already_cached"
+    IN_FLIGHT = "in_flight"
+    POOL_FULL = "pool_full"
+    BACKPRESSURE = "backpressure"
+    REQUEST_GONE = "request_gone"
+    UNHASHED = "unhashed"
+
+
+class Outcome(Enum):
+    """How a transfer ended."""
+
+    OK = "ok"
+    FAILED = "error"
+    DROPPED = "cancelled"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Not now: nothing was changed, ask again when capacity has been freed."""
+
+    reason: DeferReason
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Will not be done, by policy; nothing was changed."""
+
+    reason: DeclineReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """Where the tokens of a prompt come from. The three sources sum to `prompt_tokens`."""
+
+    prompt_tokens: int
+    gpu_tokens: int
+    cpu_tokens: int
+    compute_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.gpu_tokens + self.cpu_tokens + self.compute_tokens != self.prompt_tokens:
+            raise ValueError(f"the sources of {self} do not sum to the prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer of an index to `n` keys: `slots[i]` has a meaning only where `present[i]`."""
+
+    present: BoolArray
+    slots: SlotArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CopyBatch:
+    """Copies of whole blocks of one group, in one direction: `source_blocks[i]` to `target_blocks[i]`.
+
+    A load reads CPU slots and writes GPU slots, a store the other way round. Slots within one side are distinct.
+    """
+
+    direction: Direction
+    group: str
+    source_blocks: SlotArray
+    target_blocks: SlotArray
+
+    def __post_init__(self) -> None:
+        if len(self.source_blocks) != len(self.target_blocks):
+            raise ValueError(f"{len(self.source_blocks)} sources but {len(self.target_blocks)} targets")
+
+    def __len__(self) -> int:
+        return len(self.source_blocks)
