@@ -23,8 +23,6 @@ __all__ = [
     "CpuBytesOption",
     "GpuBlocksOption",
     "PrintConfigOption",
-    "StorePolicyOption",
-    "WatermarkOption",
     "print_config",
     "settings_as_json",
 ]
@@ -33,8 +31,6 @@ ConfigFileOption = Annotated[Path | None, typer.Option("--config", help="TOML fi
 GpuBlocksOption = Annotated[int | None, typer.Option("--gpu-blocks", help="Slots of the GPU pool.")]
 CpuBlocksOption = Annotated[int | None, typer.Option("--cpu-blocks", help="Slots of the CPU pool.")]
 CpuBytesOption = Annotated[str | None, typer.Option("--cpu-bytes", help='Size of the CPU pool, such as "8GiB".')]
-StorePolicyOption = Annotated[str | None, typer.Option("--store-policy", help="eager, lazy or selective.")]
-WatermarkOption = Annotated[float | None, typer.Option("--watermark", help="Share of the GPU pool kept free.")]
 BackendOption = Annotated[str | None, typer.Option("--backend", help="auto, cuda or host.")]
 PrintConfigOption = Annotated[
     bool, typer.Option("--print-config", help="Print the effective settings, and where each comes from, and exit.")

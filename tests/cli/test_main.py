@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from aiokv.cli.main import main
-from aiokv.cli.output import print_json
 
 
 @pytest.fixture(autouse=True)
@@ -159,9 +158,3 @@ finally:
 def test_the_command_starts_without_loading_torch() -> None:
     done = subprocess.run([sys.executable, "-c", VERSION_WITHOUT_TORCH], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"{version('aiokv')}\n"), done.stderr
-
-
-def test_json_refuses_what_json_cannot_say(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        print_json({"ratio": float("nan")}, schema_version=1)
-    assert capsys.readouterr().out == ""
