@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
@@ -86,7 +87,7 @@ class Lane:
 class CopyMap:
     """Which slot goes where, and in how many runs: maximal stretches that are adjacent on both sides."""
 
-    __slots__ = ("_run_starts", "source", "source_is_run", "target", "target_is_run")
+    __slots__ = ("_lists", "_run_starts", "source", "source_is_run", "target", "target_is_run")
 
     def __init__(self, source_blocks: SlotArray, target_blocks: SlotArray) -> None:
         self.source: SlotIndex = source_blocks.astype(np.intp)
@@ -95,7 +96,8 @@ class CopyMap:
         self.source_is_run = not source_jumps.any()
         self.target_is_run = not target_jumps.any()
         jumps = np.flatnonzero(source_jumps | target_jumps)
-        self._run_starts: SlotIndex = np.concatenate(([0], jumps + 1)) if len(self) else jumps
+        self._run_starts: list[int] = [0, *(jumps + 1).tolist()] if len(self) else []
+        self._lists: tuple[list[int], list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -105,11 +107,17 @@ class CopyMap:
         """How many runs there are."""
         return len(self._run_starts)
 
+    def as_lists(self) -> tuple[list[int], list[int]]:
+        """The source slots and the target slots, made once."""
+        if self._lists is None:
+            self._lists = self.source.tolist(), self.target.tolist()
+        return self._lists
+
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """Per run: its first source slot, its first target slot, its length."""
-        starts = self._run_starts
-        lengths = np.diff(starts, append=len(self))
-        return zip(self.source[starts].tolist(), self.target[starts].tolist(), lengths.tolist(), strict=True)
+        sources, targets = self.as_lists()
+        for start, stop in pairwise((*self._run_starts, len(self))):
+            yield sources[start], targets[start], stop - start
 
 
 def cut_lanes(fragments: Iterable[Fragment], *, gpu_blocks: int, cpu_rows: ByteRows) -> tuple[Lane, ...]:
@@ -130,7 +138,8 @@ def copy_steps(blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: B
     """Copy one lane; every step moves at most `STEP_BYTES`. `bounce` is flat and at least one long run's length."""
     width = source.rows.shape[1]
     if blocks.num_runs <= _FEW_RUNS or len(blocks) * width >= blocks.num_runs * _LONG_RUN_BYTES:
-        return _copy_runs(blocks, source=source.rows, target=target.rows)
+        copy = _copy_runs if blocks.num_runs <= len(blocks) // 2 else _copy_rows
+        return copy(blocks, source=source.rows, target=target.rows)
     if blocks.source_is_run:
         return _scatter(blocks, source=source.rows, target=target.rows)
     if blocks.target_is_run and target.is_dense():
@@ -158,8 +167,16 @@ class _RowsInterface:
         }
 
 
+def _copy_rows(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
+    sources, targets = blocks.as_lists()
+    for start, stop in _pieces(len(blocks), STEP_BYTES // source.shape[1]):
+        for here, there in zip(sources[start:stop], targets[start:stop], strict=True):
+            target[there] = source[here]
+        yield
+
+
 def _copy_runs(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
-    most = max(1, STEP_BYTES // source.shape[1])
+    most = STEP_BYTES // source.shape[1]
     room = most
     for first_source, first_target, length in blocks.runs():
         done = 0
