@@ -264,10 +264,10 @@ class _MediaMap:
     __slots__ = ("_spans", "_starts")
 
     def __init__(self, spans: Iterable[MediaSpan]) -> None:
-        given = set(spans)
+        given = list(spans)
         if not all(isinstance(span, MediaSpan) for span in given):
             raise UsageError("media must be MediaSpan values")
-        self._spans = sorted(given, key=lambda s: (s.start, s.length, s.digest))
+        self._spans = sorted(set(given), key=lambda s: (s.start, s.length, s.digest))
         self._starts = [s.start for s in self._spans]
 
     def starting(self, start: int, stop: int) -> list[MediaSpan]:

@@ -43,10 +43,12 @@ def exhaustive_sources(  # noqa: PLR0917  # like `exhaustive_hit`
     """Where each token of the prompt comes from when it resumes at `exhaustive_hit`. Takes and raises the same."""
     length = exhaustive_hit(geometry, num_tokens, layout, align=align)
     groups = [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
+    covered = [{b for b in range(length // g.block) if g.is_covered(b, length)} for g in groups]
     sources: list[TokenSource] = ["compute"] * num_tokens
     following: TokenSource = "gpu"
     for position in reversed(range(length)):
-        letters = {g.letter_of(position) for g in groups if g.covers(position, length)}
+        blocks = [(g, position // g.block) for g in groups]
+        letters = {g.letter(b) for (g, b), needed in zip(blocks, covered, strict=True) if b in needed}
         if letters:
             following = "cpu" if "c" in letters else "gpu"
         sources[position] = following
@@ -65,17 +67,16 @@ class _Group:
 
     def can_resume(self, length: int) -> bool:
         """Whether queries from `length` on find all they read, and draft heads the margin they recompute."""
-        here = all(self.letter_of(p) != _ABSENT for p in range(length) if self.covers(p, length))
+        here = all(self.is_resident(b) for b in range(length // self.block) if self.is_covered(b, length))
         return here and (not self.spec.lookahead or self.has_margin(length))
 
     def has_margin(self, length: int) -> bool:
         """Whether one more block after `length` is resident and ends before the last token."""
-        stop = length + self.block
-        return stop <= self.num_tokens - 1 and all(self.letter_of(p) != _ABSENT for p in range(length, stop))
+        return length + self.block <= self.num_tokens - 1 and self.is_resident(length // self.block)
 
-    def covers(self, position: int, length: int) -> bool:
-        """Whether the block of `position` must be there to go on after `length` tokens."""
-        first = position // self.block * self.block
+    def is_covered(self, block: int, length: int) -> bool:
+        """Whether block number `block` must be there to go on after `length` tokens."""
+        first = block * self.block
         return any(self.is_needed(p, length) for p in range(first, min(first + self.block, length)))
 
     def is_needed(self, position: int, length: int) -> bool:
@@ -84,10 +85,13 @@ class _Group:
             return position == length - 1  # the state after exactly `length` tokens stands in the block that ends there
         return self.last_query[position] >= length
 
-    def letter_of(self, position: int) -> str:
-        """Where the block of `position` is."""
-        index = position // self.block
-        return self.letters[index] if index < len(self.letters) else _ABSENT
+    def is_resident(self, block: int) -> bool:
+        """Whether block number `block` is in either tier."""
+        return self.letter(block) != _ABSENT
+
+    def letter(self, block: int) -> str:
+        """Where block number `block` is."""
+        return self.letters[block] if block < len(self.letters) else _ABSENT
 
 
 def _last_query(spec: GroupSpec, position: int, *, num_tokens: int) -> int:
@@ -97,7 +101,8 @@ def _last_query(spec: GroupSpec, position: int, *, num_tokens: int) -> int:
             horizon = position + reach
         case _:
             horizon = num_tokens
-    return max((q for q in range(position, horizon + 1) if _reads(spec, query=q, position=position)), default=position)
+    candidates = range(horizon, position, -1)
+    return next((q for q in candidates if _reads(spec, query=q, position=position)), position)
 
 
 def _reads(spec: GroupSpec, *, query: int, position: int) -> bool:
