@@ -16,14 +16,15 @@ A compaction pass moves live entries forward, order kept, into the gap that dead
 tail, the tail falls back to `packed`. A dead entry cannot come alive: a seat only ever takes a position at the moment
 when that position is written, and each slot has one seat.
 
-**The ring cannot overflow.** A push of m entries runs at least 4m steps of the pass before it appends, and starts a pass
-if `used + m > 2C` (`used = tail - head`). Claim: without a pass `used <= 2C`, and in a pass at most `2C - 3s` entries
-are unread, s being the entries pushed since it began. (1) A pass begins with at most 2C unread; each push of m adds m
-and reads 4m. (2) While it is unfinished s < 2C/3, so `used <= 2C + s < 3C`. (3) When it ends inside a push, at most
-`C + s` entries remain: one for each slot at its beginning, and those pushed since. If `C + s + m <= 2C` the claim
-holds again. If not, m > C - s and another pass begins, with the `4m - (2C - 3s)` steps that are left: for s <= C/2 these
-are at least C + s, so that it ends at once, with none but live entries left (these and the m new ones are at most C);
-for s > C/2 its unread entries are, after the push, at most `C + s + m - 4m + 2C - 3s <= 2C - 3m`, as claimed.
+**The ring cannot overflow.** A push of m entries runs at least 4m steps of the pass before it appends, and starts a
+pass if `used + m > 2C` (`used = tail - head`). Claim: without a pass `used <= 2C`, and in a pass at most `2C - 3s`
+entries are unread, s being the entries pushed since it began. (1) A pass begins with at most 2C unread; each push of m
+adds m and reads 4m. (2) While it is unfinished s < 2C/3, so `used <= 2C + s < 3C`. (3) When it ends inside a push, at
+most `C + s` entries remain: one for each slot at its beginning, and those pushed since. If `C + s + m <= 2C` the claim
+holds again. If not, m > C - s and another pass begins, with the `4m - (2C - 3s)` steps that are left: for s <= C/2
+these are at least C + s, so it ends at once and leaves live entries only (these and the m new ones are at most C); for
+s > C/2 its unread entries are, after the push, at most `C + s + m - 4m + 2C - 3s < 2C - 3m`, as claimed. (4) Pops and
+trims only move the head on, and where no entry is dead `used + m <= C`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.index import AnySlots
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, IntArray, SlotArray
 
@@ -73,25 +75,25 @@ class EvictionQueue:
         """Entries of the ring in use, dead ones included; never more than 3 x capacity."""
         return self._tail - self._head
 
-    def is_queued(self, slots: SlotArray) -> BoolArray:
+    def is_queued(self, slots: AnySlots) -> BoolArray:
         """Which of `slots` are queued."""
-        return self._seat.take(slots) != 0
+        return np.not_equal(self._seat.take(slots), 0)
 
     def queued_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` are queued."""
-        return self._seat[start:stop] != 0
+        return np.not_equal(self._seat[start:stop], 0)
 
-    def push(self, slots: SlotArray) -> None:
+    def push(self, slots: AnySlots) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
         self._append(slots)
         self._live += len(slots)
 
-    def renew(self, slots: SlotArray) -> None:
+    def renew(self, slots: AnySlots) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
         self._seat[slots] = 0
         self._append(slots)
 
-    def drop(self, slots: SlotArray) -> None:
+    def drop(self, slots: AnySlots) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
         self._seat[slots] = 0
         self._live -= len(slots)
@@ -148,7 +150,7 @@ class EvictionQueue:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
 
-    def _append(self, slots: SlotArray) -> None:
+    def _append(self, slots: AnySlots) -> None:
         m = len(slots)
         if self._live == self.used:
             self._passing = False  # no dead entry, so no gap either
@@ -165,7 +167,7 @@ class EvictionQueue:
     def _live_between(self, start: int, size: int) -> BoolArray:
         """Which entries of `[start, start + size)` are live; the range does not wrap."""
         at = start % self._size
-        return self._seat.take(self._ring[at : at + size]) == np.arange(start, start + size)
+        return np.equal(self._seat.take(self._ring[at : at + size]), np.arange(start, start + size))
 
     def _next_scan(self, wanted: int, limit: int) -> tuple[int, int]:
         """The next entries from the cold end: where they start and how many; at least one, as a live one exists."""

@@ -1,0 +1,131 @@
+"""Which slot of a pool holds which key, with epochs: a bump makes every key unfindable at once.
+
+Duty: keep apart the keys of this epoch, which are found, and those of older epochs, which wait to be taken off.
+
+Rules: `find` never answers with a stale slot; no call reports a stale key as evicted, since the bump cleared it. While
+there are no stale slots nothing here costs more than the index beneath.
+
+State: the epoch, the epoch in which each slot got its key, and how many slots are stale (indexed in an older epoch).
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.core.index import AnySlots, SlotIndex
+from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
+from aiokv.model.ids import BoolArray, DigestArray, IntArray
+from aiokv.model.plan import Found
+
+__all__ = ["EpochIndex"]
+
+
+@final
+class EpochIndex:
+    """A `SlotIndex` whose entries belong to epochs; `len` counts stale ones too."""
+
+    __slots__ = ("_epoch", "_index", "_slot_epoch", "_stale")
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` is one more than the largest slot."""
+        self._index = SlotIndex(capacity)
+        self._slot_epoch: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self._epoch = 0
+        self._stale = 0
+
+    def __len__(self) -> int:
+        """How many slots hold a key."""
+        return len(self._index)
+
+    @property
+    def epoch(self) -> int:
+        """How many bumps there were."""
+        return self._epoch
+
+    @property
+    def stale_count(self) -> int:
+        """How many slots hold a key of an older epoch."""
+        return self._stale
+
+    def find(self, keys: DigestArray, group: int) -> Found:
+        """Which slots hold `keys` of `group` in this epoch; changes nothing."""
+        found = self._index.find(keys, group)
+        if self._stale == 0:
+            return found
+        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
+
+    def find_stale(self, keys: DigestArray, group: int) -> IntArray:
+        """The slots that hold any of `keys` from an older epoch, each once."""
+        if self._stale == 0:
+            return np.empty(0, np.int64)
+        found = self._index.find(keys, group)
+        slots = np.unique(found.slots[found.present]).astype(np.int64)
+        return slots[self.is_stale(slots)]
+
+    def is_stale(self, slots: AnySlots) -> BoolArray:
+        """Which of `slots` hold a key of an older epoch."""
+        stale = self._index.is_indexed(slots)
+        stale &= self._slot_epoch.take(slots) != self._epoch
+        return stale
+
+    def stale_between(self, start: int, stop: int) -> IntArray:
+        """The stale slots of `[start, stop)`."""
+        stale = self._index.indexed_between(start, stop)
+        stale &= self._slot_epoch[start:stop] != self._epoch
+        slots: IntArray = stale.nonzero()[0]
+        slots += start
+        return slots
+
+    def is_indexed(self, slots: AnySlots) -> BoolArray:
+        """Which of `slots` hold a key, stale or not."""
+        return self._index.is_indexed(slots)
+
+    def are_indexed(self, slots: AnySlots) -> bool:
+        """Whether all `slots` hold a key, stale or not."""
+        return self._index.are_indexed(slots)
+
+    def indexed_between(self, start: int, stop: int) -> BoolArray:
+        """Which slots of `[start, stop)` hold a key, stale or not."""
+        return self._index.indexed_between(start, stop)
+
+    def key_of(self, slots: AnySlots) -> DigestArray:
+        """The digests of `slots`, a copy."""
+        return self._index.key_of(slots)
+
+    def group_of(self, slots: AnySlots) -> GroupArray:
+        """The groups of `slots`; -1 where there is no key."""
+        return self._index.group_of(slots)
+
+    def insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+        """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
+        inserted = self._index.insert(slots, keys, group=group)
+        self._slot_epoch[slots] = self._epoch
+        return inserted
+
+    def remove(self, slots: AnySlots) -> Evicted:
+        """Take `slots` (distinct, indexed) out; tells the keys of those that were not stale."""
+        if len(slots) == 0:
+            return NOTHING_EVICTED
+        told = slots
+        if self._stale:
+            told = slots[self._slot_epoch.take(slots) == self._epoch]
+        evicted = Evicted(self._index.key_of(told), self._index.group_of(told))
+        self._index.remove(slots)
+        self._stale -= len(slots) - len(told)
+        return evicted
+
+    def bump(self) -> None:
+        """Begin a new epoch: every key is stale; O(1)."""
+        self._epoch += 1
+        self._stale = len(self._index)
+
+    def check_invariants(self) -> list[str]:
+        """Violations found by a full recount; O(capacity)."""
+        found = self._index.check_invariants()
+        stale = len(self.stale_between(0, len(self._slot_epoch)))
+        if stale != self._stale:
+            found.append(f"{stale} slots are stale, counted {self._stale}")
+        return found

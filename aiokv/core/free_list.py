@@ -1,0 +1,58 @@
+"""The free slots of a pool: a stack of returned ones, and a counter for those that were never used.
+
+Duty: give out free slots. A slot that came back last goes out first, since its memory is warm; slots never used go out
+in ascending order, and only when no returned one is left, so that the memory of a pool is touched as late as possible.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+
+from aiokv.core.index import AnySlots
+from aiokv.model.ids import SlotArray
+
+__all__ = ["FreeList"]
+
+
+@final
+class FreeList:
+    """Free slots of `[first, end)`; `len` counts them."""
+
+    __slots__ = ("_end", "_fresh", "_returned", "_returned_count")
+
+    def __init__(self, *, first: int, end: int) -> None:
+        self._fresh = first
+        self._end = end
+        self._returned: SlotArray = np.empty(end, np.int32)
+        self._returned_count = 0
+
+    def __len__(self) -> int:
+        return self._returned_count + self._end - self._fresh
+
+    @property
+    def fresh(self) -> int:
+        """The first slot that was never used: all below it were."""
+        return self._fresh
+
+    @property
+    def returned(self) -> SlotArray:
+        """Slots that were used and are free, the next one to go out last; a copy."""
+        return self._returned[: self._returned_count].copy()
+
+    def take(self, n: int) -> SlotArray:
+        """Up to `n` slots."""
+        returned = min(n, self._returned_count)
+        self._returned_count -= returned
+        slots = self._returned[self._returned_count : self._returned_count + returned][::-1]
+        fresh = min(n - returned, self._end - self._fresh)
+        if fresh == 0:
+            return slots.copy()
+        self._fresh += fresh
+        return np.concatenate((slots, np.arange(self._fresh - fresh, self._fresh, dtype=np.int32)))
+
+    def put(self, slots: AnySlots) -> None:
+        """Take `slots` (distinct, not free) back; the last of them goes out first."""
+        self._returned[self._returned_count : self._returned_count + len(slots)] = slots
+        self._returned_count += len(slots)

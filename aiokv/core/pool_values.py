@@ -1,0 +1,53 @@
+"""What a pool answers with: named slots, evicted keys, counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.model.ids import DigestArray, SlotArray
+
+__all__ = ["NOTHING_EVICTED", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
+
+GroupArray = NDArray[np.int16]
+"""Group indices, shape `[n]`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evicted:
+    """Keys that stopped being findable: `keys[i]` (shape `[k, 4]`) of group `groups[i]`."""
+
+    keys: DigestArray
+    groups: GroupArray
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+NOTHING_EVICTED: Final = Evicted(np.empty((0, 4), np.uint64), np.empty(0, np.int16))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedSlots:
+    """Claims turned into reserved slots, each pinned once, and the keys that were evicted for them."""
+
+    slots: SlotArray
+    evicted_keys: DigestArray
+    """Shape `[k, 4]`."""
+    evicted_groups: GroupArray
+    """Shape `[k]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounts:
+    """How many slots are in each state; the first four sum to the capacity."""
+
+    free: int
+    reserved: int
+    resident: int
+    quarantined: int
+    evictable: int
+    claimed: int
