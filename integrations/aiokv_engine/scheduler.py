@@ -1,0 +1,172 @@
+"""The engine: one coroutine per request, which leases its blocks from aiokv and has its steps computed in turns.
+
+A request's life: admitted (blocks pinned and reserved), its loads awaited, its missing tokens computed in chunks cut at
+absolute multiples of `CHUNK`, then one token per step beside the other requests. What it publishes for reuse are
+complete prompt chunks only, because those are the same bit for bit whoever computes them.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Self, TypeVar, final
+
+import torch
+from torch import Tensor
+
+from aiokv import Hit, KVRuntime, Lease, UsageError
+from aiokv_engine.llama import CHUNK, LlamaModel
+from aiokv_engine.paged_attention import DecodeRow
+from aiokv_engine.steps import PrefillChunk, StepQueue, Token
+from aiokv_engine.torch_worker import TorchWorker
+
+GROUP = "full"  # the one attention group of a Llama model
+
+T = TypeVar("T")
+
+
+def ignore(_: object) -> None:
+    """Observes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A request whose blocks are all on the GPU tier, before its first step. `load_s` is how long it awaited loads."""
+
+    lease: Lease
+    hit: Hit
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to generate. `salt` keeps its blocks apart from other salts'; `on_ready` is called once, before computing.
+
+    Generation is greedy and ends after `max_new_tokens` or with a token of `stop_ids`, which is part of the answer.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    salt: str | None = None
+    priority: int = 0
+    timeout: float | None = None
+    on_ready: Callable[[Ready], None] = ignore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a request got. `hit` says where its prompt's tokens came from; times are in seconds from the call on."""
+
+    tokens: tuple[Token, ...]
+    hit: Hit
+    first_token_s: float
+    load_s: float
+
+
+@final
+class Engine:
+    """Generates text for any number of concurrent requests over one KV runtime. Use as an async context manager.
+
+    `arenas` are the tensors of the runtime's group `GROUP`, one per layer. Leaving the context takes no more steps and
+    waits for the one that runs; requests that are still there end with `EngineClosed`.
+    """
+
+    __slots__ = ("_kv", "_model", "_steps", "_worker")
+
+    def __init__(self, model: LlamaModel, *, kv: KVRuntime, arenas: Sequence[Tensor], torch_threads: int = 1) -> None:
+        self._model = model
+        self._kv = kv
+        self._worker = TorchWorker(torch_threads=torch_threads)
+        self._steps = StepQueue(model, arenas=arenas, worker=self._worker)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._steps.close()
+        try:
+            await self._steps.wait_idle()
+        finally:
+            self._worker.close()
+
+    async def generate(self, request: Request) -> Answer:
+        """Returns the whole answer to `request`; raises `UsageError` on a bad one, else what `acquire` raises."""
+        started = time.perf_counter()
+        ready: list[Ready] = []
+
+        def note(found: Ready) -> None:
+            ready.append(found)
+            request.on_ready(found)
+
+        tokens: list[Token] = []
+        first_token_s = 0.0
+        async with aclosing(self.stream(replace(request, on_ready=note))) as stream:
+            async for token in stream:
+                first_token_s = first_token_s or time.perf_counter() - started
+                tokens.append(token)
+        return Answer(tokens=tuple(tokens), hit=ready[0].hit, first_token_s=first_token_s, load_s=ready[0].load_s)
+
+    async def stream(self, request: Request) -> AsyncGenerator[Token, None]:
+        """Yields the tokens of the answer to `request` as they are computed; close it to leave early."""
+        self._check(request)
+        lease = await self._kv.admit(
+            request.request_id,
+            request.token_ids,
+            salt=request.salt,
+            reserve_tokens=request.max_new_tokens,
+            align=CHUNK,
+            priority=request.priority,
+            timeout=request.timeout,
+        )
+        give_back: Callable[[], None] = lease.release
+        try:
+            admitted = time.perf_counter()
+            await lease.ready()
+            request.on_ready(Ready(lease=lease, hit=lease.delivered, load_s=time.perf_counter() - admitted))
+            blocks = torch.tensor(lease.block_ids(GROUP))
+            token = await self._prefill(request, lease=lease, blocks=blocks)
+            yield token
+            length = len(request.token_ids)
+            for position in range(length, length + request.max_new_tokens - 1):
+                if token.token_id in request.stop_ids:
+                    break
+                lease.append([token.token_id])
+                row = DecodeRow(token_id=token.token_id, position=position, blocks=blocks)
+                token = await self._steps.compute(row, owner=lease)
+                lease.confirm(position + 1, publish_to=_last_cut(length))
+                yield token
+            give_back = lease.finish
+        finally:
+            self._steps.leave(lease, give_back=give_back)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the engine's torch thread, between two steps, and returns what it returns."""
+        return await self._worker.run(work)
+
+    async def _prefill(self, request: Request, *, lease: Lease, blocks: Tensor) -> Token:
+        """Computes what the prompt's hit has left; returns the first token of the answer."""
+        cuts = [*range(lease.prefix_tokens, len(request.token_ids), CHUNK), len(request.token_ids)]
+        for start, stop in pairwise(cuts):
+            chunk = PrefillChunk(token_ids=request.token_ids[start:stop], start=start, blocks=blocks)
+            token = await self._steps.compute(chunk, owner=lease)
+            lease.confirm(stop, publish_to=_last_cut(stop))
+        return token
+
+    def _check(self, request: Request) -> None:
+        """Refuses what the model cannot compute, before anything is reserved."""
+        config = self._model.config
+        if not request.token_ids or min(request.token_ids) < 0 or max(request.token_ids) >= config.vocab_size:
+            raise UsageError(f"a prompt has at least one token, each in [0, {config.vocab_size})")
+        if request.max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+        length = len(request.token_ids) + request.max_new_tokens
+        if length > config.max_positions:
+            raise UsageError(f"prompt and answer have {length} tokens, the model holds {config.max_positions}")
+
+
+def _last_cut(tokens: int) -> int:
+    """Returns where the last complete chunk of `tokens` ends."""
+    return tokens // CHUNK * CHUNK
