@@ -50,7 +50,7 @@ class BlockTable:
     def take_before(self, position: int, *, start: int) -> SlotArray:
         """Remove and return the slots held at `[start, position)`."""
         part = self._slots[start:position]
-        taken = part[part != NULL_SLOT].copy()
+        taken: SlotArray = part[part != NULL_SLOT].copy()
         part[:] = NULL_SLOT
         return taken
 

@@ -89,9 +89,26 @@ class CacheState:
         return len(self._world.leases)
 
     @property
+    def is_sweeping(self) -> bool:
+        """Whether slots of a tier that was reset are still to be given back."""
+        return any(pool.stale_count for pool in (self._world.gpu, self._world.cpu) if pool is not None)
+
+    @property
     def waits_for_capacity(self) -> bool:
         """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
         return self._loads.waits_for_capacity
+
+    def find_lease(self, lease_id: int) -> LeaseRecord | None:
+        """The live lease with this id, if there is one."""
+        return self._world.leases.find(lease_id) if lease_id in self._world.leases else None
+
+    def leases(self) -> tuple[LeaseRecord, ...]:
+        """All live leases, oldest first."""
+        return tuple(self._world.leases)
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """All unfinished transfers, oldest first."""
+        return tuple(self._world.inflight)
 
     def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
         """Look up, check capacity, pin and claim, all or nothing. `CapacityError` for what can never fit."""
@@ -149,6 +166,10 @@ class CacheState:
             self._world.is_backend_lost = True
         kind = self._loads if transfer.direction is Direction.LOAD else self._stores
         self._world.slices.start(kind.complete(transfer, outcome))
+
+    def lose_backend(self) -> None:
+        """No copy can be started any more: from now on the CPU tier answers nothing and takes nothing."""
+        self._world.is_backend_lost = True
 
     def retry_replans(self) -> None:
         """Capacity has changed: plan leases again that wait for it after a failed load."""

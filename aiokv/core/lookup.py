@@ -124,9 +124,10 @@ def _is_covered(
     missing[1 : known + 1] = ~present[:known]
     np.cumsum(missing, out=missing)
     if not geometry.groups[index].lookahead:
-        return missing[span.stop] == missing[span.start]
+        return np.equal(missing[span.stop], missing[span.start])
     ahead = np.minimum(span.stop + 1, len(missing) - 1)
-    return (missing[ahead] == missing[span.start]) & (lengths + block <= num_tokens - 1)
+    is_complete: BoolArray = np.equal(missing[ahead], missing[span.start])
+    return is_complete & (lengths + block <= num_tokens - 1)
 
 
 def _probe_order(geometry: CacheGeometry) -> list[int]:

@@ -44,7 +44,7 @@ class Placement:
         named = 0
         while named < len(missing):
             part = pool.name_claimed(len(missing) - named, scan_limit=SCAN_LIMIT)
-            self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(part.evicted)
+            self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(part.evicted_groups)
             pool.register(part.slots, missing[named : named + len(part.slots)], group)
             pool.unpin(part.slots)
             named += len(part.slots)

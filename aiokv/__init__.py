@@ -1,0 +1,67 @@
+"""aiokv keeps LLM KV-cache blocks in two tiers, GPU and CPU memory, and lets an asyncio program await them."""
+
+from aiokv.core.lease_table import LeaseState
+from aiokv.errors import (
+    AcquireTimeout,
+    AiokvError,
+    BackendLost,
+    CapacityError,
+    ConfigError,
+    CopyFailed,
+    ForeignBlock,
+    InvalidTransition,
+    LeaseReleased,
+    TransferError,
+    UsageError,
+)
+from aiokv.model.ids import Tier
+from aiokv.model.keys import BlockKeys, MediaSpan
+from aiokv.model.plan import Declined, DeclineReason, DeferReason, Deferred, Hit, StorePolicy
+from aiokv.model.spec import (
+    CacheGeometry,
+    ChunkedLocal,
+    FullAttention,
+    GroupSpec,
+    RecurrentState,
+    SlidingWindow,
+)
+from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.lease import Lease
+from aiokv.runtime.run import run
+from aiokv.runtime.runtime import KVRuntime
+
+__all__ = [
+    "AcquireTimeout",
+    "AiokvError",
+    "BackendLost",
+    "BlockKeys",
+    "CacheGeometry",
+    "CapacityError",
+    "ChunkedLocal",
+    "ConfigError",
+    "CopyFailed",
+    "DeclineReason",
+    "Declined",
+    "DeferReason",
+    "Deferred",
+    "ForeignBlock",
+    "FullAttention",
+    "GroupSpec",
+    "Hit",
+    "InvalidTransition",
+    "KVRuntime",
+    "Lease",
+    "LeaseReleased",
+    "LeaseState",
+    "MediaSpan",
+    "RecurrentState",
+    "RuntimeConfig",
+    "SlidingWindow",
+    "StorePolicy",
+    "Tier",
+    "TransferError",
+    "UsageError",
+    "run",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,87 @@
+"""What the runtime counts and times: plain integers and fixed-bucket histograms, written by the loop's thread alone.
+
+Recording costs tens of nanoseconds; the collector in `aiokv.observe.metrics` reads everything at scrape time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from enum import Enum
+from typing import Final, final
+
+from aiokv.model.ids import Direction
+
+__all__ = ["CLEANUP_BUCKETS", "LEASE_BUCKETS", "TRANSFER_BUCKETS", "CancelStage", "Histogram", "Polls", "Stats"]
+
+TRANSFER_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Seconds: from one small block to a whole long prompt."""
+LEASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Seconds a request holds its blocks."""
+CLEANUP_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0)
+"""Seconds of one synchronous step."""
+
+
+class Polls(Enum):
+    """What one tick of the bridge found."""
+
+    EMPTY = "empty"
+    PROGRESS = "progress"
+
+
+class CancelStage(Enum):
+    """What a request was waiting for when it was cancelled or timed out."""
+
+    QUEUED = "queued"
+    INFLIGHT = "inflight"
+
+
+@final
+class Histogram:
+    """Counts by upper bound in seconds, and the sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """Observations per bucket, not cumulative; the last one is above every bound."""
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one observation."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+@final
+class Stats:
+    """Everything a runtime counts beside the core's own counters."""
+
+    __slots__ = (
+        "admission_seconds",
+        "cancellations",
+        "lease_seconds",
+        "lookup_seconds",
+        "metrics_faults",
+        "polls",
+        "queue_wait_seconds",
+        "transfer_bytes",
+        "transfer_seconds",
+    )
+
+    def __init__(self) -> None:
+        self.transfer_bytes = dict.fromkeys(Direction, 0)
+        """Bytes of transfers that ended well."""
+        self.transfer_seconds = {direction: Histogram(TRANSFER_BUCKETS) for direction in Direction}
+        """From submission until the completion was seen."""
+        self.queue_wait_seconds = {direction: Histogram(TRANSFER_BUCKETS) for direction in Direction}
+        """From the moment a transfer could run until it was submitted."""
+        self.lookup_seconds = Histogram(CLEANUP_BUCKETS)
+        """One admission attempt: lookup, plan, pin."""
+        self.admission_seconds = Histogram(LEASE_BUCKETS)
+        """From the first attempt until the request was admitted."""
+        self.lease_seconds = Histogram(LEASE_BUCKETS)
+        """From admission until everything was given back."""
+        self.polls = dict.fromkeys(Polls, 0)
+        self.cancellations = dict.fromkeys(CancelStage, 0)
+        self.metrics_faults = 0

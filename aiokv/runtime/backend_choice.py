@@ -1,0 +1,42 @@
+"""Which backend a configuration means, and how large the CPU pool becomes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from aiokv.backends.arena import Layout
+from aiokv.backends.base import Backend
+from aiokv.backends.host import HostBackend
+from aiokv.errors import ConfigError
+from aiokv.runtime.config import RuntimeConfig
+
+__all__ = ["choose_backend", "plan_layout"]
+
+_log = logging.getLogger(__name__)
+
+
+def choose_backend(config: RuntimeConfig) -> Backend:
+    """The backend object; `ConfigError` says what is missing for "cuda"."""
+    if not isinstance(config.backend, str):
+        return config.backend
+    if config.backend == "cuda":
+        raise ConfigError("backend 'cuda' is not part of this version: use 'host' or 'auto'")
+    if config.backend == "auto":
+        _log.info("backend auto: copies between two arenas in host memory")
+    return HostBackend()
+
+
+def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -> Layout:
+    """Check the engine's tensors and size the CPU pool; `ConfigError` names what does not fit."""
+    cpu_blocks = config.cpu_blocks or 0
+    if config.cpu_size_bytes is not None:
+        empty = _layout(config, arenas, cpu_blocks=0)
+        if not empty.cpu_block_bytes:
+            raise ConfigError("cpu_bytes needs the engine's tensors: without arenas give cpu_blocks")
+        cpu_blocks = config.cpu_size_bytes // empty.cpu_block_bytes
+    return _layout(config, arenas, cpu_blocks=cpu_blocks)
+
+
+def _layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]], *, cpu_blocks: int) -> Layout:
+    return Layout(geometry=config.geometry, gpu_blocks=config.gpu_blocks, cpu_blocks=cpu_blocks, arenas=arenas)

@@ -1,0 +1,145 @@
+"""The bridge between device events and the event loop: one poller, heads of streams only.
+
+Copies of one stream end in order, so only the oldest event of each stream is ever asked: ten thousand copies in
+flight cost what two do. The first look comes when the head is expected to be done, then every 0.1 ms for a
+millisecond, then at doubling intervals up to 2 ms. With nothing in flight no timer is set. A backend that rings the
+doorbell is not polled.
+
+Rules: a tick ends at most `TICK_COMPLETIONS` events, then lets the loop turn; it never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, final
+
+from aiokv.backends.base import DeviceEvent, EventStatus, WakeMode
+from aiokv.model.ids import Direction
+from aiokv.observe.stats import Polls, Stats
+from aiokv.runtime.timers import make_timer
+
+__all__ = ["TICK_COMPLETIONS", "Bridge", "Watched"]
+
+TICK_COMPLETIONS: Final = 32
+_STEP_S: Final = 100e-6
+_FAST_STEPS: Final = 10
+_LONGEST_STEP_S: Final = 2e-3
+_SHORTEST_ETA_S: Final = 20e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Watched:
+    """One submitted batch: its event, how long it should take once it is the head, and who is told of its end."""
+
+    event: DeviceEvent
+    expected_s: float
+    on_end: Callable[[EventStatus, str], None]
+
+
+@final
+class Bridge:
+    """Watches device events for one loop."""
+
+    __slots__ = ("_is_paused", "_loop", "_misses", "_pending_ring", "_stats", "_streams", "_timer", "_wake_mode")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, wake_mode: WakeMode, stats: Stats) -> None:
+        self._loop = loop
+        self._wake_mode = wake_mode
+        self._stats = stats
+        self._streams: dict[Direction, deque[Watched]] = {direction: deque() for direction in Direction}
+        self._timer = make_timer(loop, self._tick) if wake_mode is WakeMode.POLL else None
+        self._pending_ring: asyncio.Handle | None = None
+        self._misses = 0
+        self._is_paused = False
+
+    @property
+    def in_flight(self) -> int:
+        """Events that have not been seen to end."""
+        return sum(map(len, self._streams.values()))
+
+    def depth(self, direction: Direction) -> int:
+        """Events in flight on one stream."""
+        return len(self._streams[direction])
+
+    def watch(self, direction: Direction, watched: Watched) -> None:
+        """Tell `watched.on_end` once, in a later turn, when its event has ended."""
+        stream = self._streams[direction]
+        stream.append(watched)
+        if len(stream) == 1:
+            self._misses = 0
+            self._arm(max(watched.expected_s, _SHORTEST_ETA_S))
+
+    def ring(self) -> None:
+        """Something may have ended: look in the loop's next turn."""
+        if self._pending_ring is None and not self._is_paused:
+            self._pending_ring = self._loop.call_soon(self._tick)
+
+    def pause(self) -> None:
+        """Ask no event until `resume`."""
+        self._is_paused = True
+        self._disarm()
+
+    def resume(self) -> None:
+        """Look again, at once."""
+        self._is_paused = False
+        if self.in_flight:
+            self.ring()
+
+    def poll(self) -> bool:
+        """Ask the heads now, without the loop; True if anything ended. For closing after the loop has gone."""
+        return self._end_heads(limit=self.in_flight) > 0
+
+    def close(self) -> None:
+        """Stop looking. Events still in flight stay where they are."""
+        self._disarm()
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._pending_ring = None
+        if self._is_paused:
+            return
+        ended = self._end_heads(limit=TICK_COMPLETIONS)
+        self._stats.polls[Polls.PROGRESS if ended else Polls.EMPTY] += 1
+        if not self.in_flight or self._is_paused:
+            return
+        if ended == TICK_COMPLETIONS:
+            self.ring()
+        else:
+            self._misses = 0 if ended else self._misses + 1
+            self._arm(self._next_delay(had_progress=ended > 0))
+
+    def _end_heads(self, *, limit: int) -> int:
+        ended = 0
+        for stream in self._streams.values():
+            while stream and ended < limit:
+                status = stream[0].event.query()
+                if status is EventStatus.PENDING:
+                    break
+                watched = stream.popleft()
+                ended += 1
+                watched.on_end(status, watched.event.detail())
+        return ended
+
+    def _next_delay(self, *, had_progress: bool) -> float:
+        if had_progress:
+            expected = min(stream[0].expected_s for stream in self._streams.values() if stream)
+            return max(expected, _SHORTEST_ETA_S)
+        if self._misses <= _FAST_STEPS:
+            return _STEP_S
+        return float(min(_STEP_S * 2.0 ** (self._misses - _FAST_STEPS), _LONGEST_STEP_S))
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None and not self._is_paused:
+            self._timer.set(delay_s)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._pending_ring is not None:
+            self._pending_ring.cancel()
+            self._pending_ring = None

@@ -1,0 +1,91 @@
+"""How a runtime ends: no intake, leases back, a drain under a deadline, then the backend.
+
+What a stuck copy may still touch is never freed: the backend leaks it on purpose, and the report says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from functools import partial
+from typing import Final, final
+
+import anyio
+import anyio.to_thread
+
+from aiokv.model.plan import Outcome
+from aiokv.runtime.offload import Offloader
+
+__all__ = ["Closing"]
+
+_log = logging.getLogger(__name__)
+
+_SYNC_GRACE_S: Final = 5.0
+
+
+@final
+class Closing:
+    """The end of one runtime, at most once, however many ask for it."""
+
+    __slots__ = ("_is_closed", "_offloader", "_task")
+
+    def __init__(self, offloader: Offloader) -> None:
+        self._offloader = offloader
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    async def close(self, *, grace_s: float) -> None:
+        """Start the drain, or find it running, and wait for its end. Cancelling the caller does not stop it."""
+        if self._is_closed:
+            return
+        loop = self._offloader.loop
+        if self._task is None:
+            self._task = loop.create_task(self._drain(grace_s), name="aiokv drain")
+        ended = loop.create_future()
+        self._task.add_done_callback(partial(_tell, ended))
+        await ended
+
+    def close_now(self) -> None:
+        """Finish without the loop: what still runs gets a short grace, then is reported and leaked."""
+        if not self._is_closed:
+            self._offloader.stop_intake()
+            self._offloader.shut_leases()
+            self._end(is_clean=self._offloader.backend.close(deadline_s=_SYNC_GRACE_S))
+
+    async def _drain(self, grace_s: float) -> None:
+        offloader = self._offloader
+        deadline = time.monotonic() + grace_s
+        try:
+            offloader.stop_intake()
+            offloader.shut_leases()
+            with anyio.move_on_after(grace_s):
+                await offloader.when_drained()
+            left = max(deadline - time.monotonic(), 0.0)
+            is_clean = await anyio.to_thread.run_sync(partial(offloader.backend.close, deadline_s=left))
+            self._end(is_clean=is_clean)
+        finally:
+            self.close_now()
+
+    def _end(self, *, is_clean: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        offloader = self._offloader
+        offloader.detach()
+        stuck = [transfer.transfer_id for transfer in offloader.core.transfers()]
+        for transfer_id in stuck:
+            offloader.core.complete(transfer_id, Outcome.LOST)
+        offloader.core.run_slices()
+        if stuck or not is_clean:
+            _log.error("closed with %d copies that never ended; their memory is kept on purpose", len(stuck))
+
+
+def _tell(ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+    if ended.done():
+        return
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        ended.set_result(None)
+    else:
+        ended.set_exception(error)

@@ -1,0 +1,68 @@
+"""How a lease that nobody released comes back: its finaliser leaves its id here, the loop picks it up.
+
+A finaliser may run in any thread at any moment, even while the core is in the middle of a step. So it only appends to a
+deque and writes to an eventfd; everything else happens in a turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+__all__ = ["LeakBox"]
+
+
+@final
+class LeakBox:
+    """Ids of leases that were garbage collected while they still held something."""
+
+    __slots__ = ("_ids", "_loop", "_reader", "_writer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, on_leak: Callable[[], None]) -> None:
+        self._ids: deque[int] = deque()
+        self._loop = loop
+        if hasattr(os, "eventfd"):
+            self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        else:
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._reader, False)
+            os.set_blocking(self._writer, False)
+        loop.add_reader(self._reader, self._on_ready, on_leak)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def put(self, lease_id: int) -> None:
+        """Called by finalisers only: no lock, no log, no call into anything."""
+        self._ids.append(lease_id)
+        if self._writer >= 0:
+            os.write(self._writer, b"\1\0\0\0\0\0\0\0")
+
+    def take(self) -> list[int]:
+        """All ids left so far; each is taken once."""
+        taken = []
+        while self._ids:
+            taken.append(self._ids.popleft())
+        return taken
+
+    def close(self) -> None:
+        """Nothing is looked at any more. Works on a closed loop."""
+        if self._reader < 0:
+            return
+        reader, writer = self._reader, self._writer
+        if not self._loop.is_closed():
+            self._loop.remove_reader(reader)
+        self._reader = self._writer = -1
+        os.close(reader)
+        if writer != reader:
+            os.close(writer)
+
+    def _on_ready(self, on_leak: Callable[[], None]) -> None:
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            return
+        on_leak()

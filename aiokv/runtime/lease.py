@@ -1,0 +1,254 @@
+"""`Lease`: one request's blocks, as its coroutine sees them.
+
+A lease is usable from admission on and holds its blocks until `finish()` or `release()`; both are synchronous and
+idempotent, and every other use afterwards is a `LeaseReleased`. A lease that is dropped without either is noticed by
+the loop, warned about and given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.core.counters import Closing
+from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import DeferReason, Deferred, Hit
+from aiokv.model.tokens import TokenIds
+from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.offload import Offloader
+from aiokv.runtime.waiting import Rank
+
+__all__ = ["Lease"]
+
+
+@final
+class Lease:
+    """Pins and reservations of one admitted request. All token counts are absolute: from the start of the prompt."""
+
+    __slots__ = ("__weakref__", "_is_closed", "_offloader", "_owns_keys", "_record")
+
+    def __init__(self, offloader: Offloader, record: LeaseRecord, *, owns_keys: bool) -> None:
+        self._offloader = offloader
+        self._record = record
+        self._owns_keys = owns_keys
+        self._is_closed = False
+
+    def __del__(self) -> None:
+        if not self._is_closed:
+            self._offloader.leaks.put(self._record.lease_id)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self._record.request.request_id!r} {self.state.value}>"
+
+    # What it is.
+
+    @property
+    def request_id(self) -> str:
+        """As given to `acquire`."""
+        return self._record.request.request_id
+
+    @property
+    def state(self) -> LeaseState:
+        """HELD, LOADING, READY or RELEASED."""
+        return LeaseState.RELEASED if self._is_closed else self._record.state
+
+    @property
+    def hit(self) -> Hit:
+        """The promise made at admission: where the tokens of the prompt come from."""
+        self._check_open()
+        return self._record.hit
+
+    @property
+    def delivered(self) -> Hit:
+        """The outcome, known from READY on: differs from `hit` if a load failed."""
+        self._check_open()
+        if self._record.state is not LeaseState.READY:
+            raise InvalidTransition(f"{self!r}", state=self._record.state.value, event="tell what was delivered")
+        return self._record.delivered
+
+    @property
+    def prefix_tokens(self) -> int:
+        """L: leading tokens that need no compute; shorter than promised after a failed load."""
+        self._check_open()
+        return self._record.length
+
+    @property
+    def keys(self) -> BlockKeys:
+        """The tokens known so far and their hashes. Do not change it; use `append`."""
+        self._check_open()
+        return self._record.keys
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt and what was appended."""
+        self._check_open()
+        return self._record.keys.num_tokens
+
+    @property
+    def confirmed_tokens(self) -> int:
+        """Tokens whose KV is written: the prefix and what was confirmed."""
+        self._check_open()
+        return self._record.confirmed
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens for which every group has a block."""
+        self._check_open()
+        return min(self._record.capacity_tokens)
+
+    # Blocks.
+
+    def block_table(self, group: str) -> tuple[int, ...]:
+        """GPU slots of `group` by block position; 0 where it needs nothing. `ConfigError` for an unknown group."""
+        return tuple(self.block_ids(group).tolist())
+
+    def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
+        """The table of `group` from block position `start` on: a read-only int32 view, valid until `extend`."""
+        index = self._group_index(group)
+        if start < 0:
+            raise UsageError(f"start must not be negative: {start}")
+        table = self._offloader.core.block_ids(self._record, group=index, start=start)
+        self._offloader.progress()
+        return table
+
+    def state_slots(self, group: str) -> tuple[int, int]:
+        """Of a recurrent group: the slot of its working state and that of the next captured one (0: none left)."""
+        index = self._group_index(group)
+        if index not in self._record.state_slots:
+            raise UsageError(f"group {group!r} has no recurrent state")
+        working, capture = self._offloader.core.state_slots(self._record, group=index).tolist()
+        self._offloader.progress()
+        return working, capture
+
+    def append(self, token_ids: TokenIds) -> None:
+        """Tokens generated since; their KV is confirmed separately."""
+        self._check_open()
+        record = self._record
+        if not self._owns_keys:
+            record.keys = record.keys.copy()
+            self._owns_keys = True
+        record.keys.append(token_ids)
+
+    def confirm(
+        self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
+    ) -> None:
+        """The KV of the first `num_tokens` tokens is written, as of the fence `after`.
+
+        Their full blocks become findable, up to `publish_to` tokens if given, and are offered to the CPU tier.
+        `states` are the lengths at which the recurrent groups' states were captured. No more than is confirmed
+        already is a no-op. `UsageError` for more than is known or has room, `InvalidTransition` before READY.
+        """
+        self._check_open()
+        _check_count("num_tokens", num_tokens)
+        self._offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=after)
+        self._offloader.progress()
+
+    def try_extend(self, tokens: int) -> int | Deferred:
+        """Room for `tokens` more tokens now: the new room in tokens; or `Deferred`, and nothing has changed."""
+        self._check_open()
+        _check_count("tokens", tokens)
+        if self._offloader.queue.blocks(rank=Rank.EXTENSION):
+            return Deferred(DeferReason.QUEUED)
+        return self._try_extend_now(tokens)
+
+    async def extend(self, tokens: int, *, timeout: float | None = None) -> int:  # part of the API
+        """Wait for room for `tokens` more tokens; returns the new room in tokens. Goes before every admission.
+
+        `AcquireTimeout` after `timeout` seconds, `CapacityError` if it can never fit.
+        """
+        granted = self.try_extend(tokens)
+        if not isinstance(granted, Deferred):
+            return granted
+        offloader = self._offloader
+        future: asyncio.Future[int] = offloader.loop.create_future()
+        offloader.queue.add(lambda: self._try_extend_now(tokens), future=future, rank=Rank.EXTENSION)
+        try:
+            return await self._deadline(timeout).wait(future)
+        except BaseException:
+            offloader.serve_soon()
+            raise
+
+    def wait_on(self, stream: object) -> None:
+        """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""
+        self._check_open()
+
+    # Readiness.
+
+    async def ready(self, *, timeout: float | None = None) -> None:  # part of the API
+        """Wait until the loads have ended and the prefix is valid. Any number of tasks may wait, each by itself."""
+        self._check_open()
+        await self.wait_ready(self._deadline(timeout))
+
+    async def wait_ready(self, deadline: Deadline) -> None:
+        """Like `ready`, by a deadline that other waits share."""
+        if self._record.state is not LeaseState.READY:
+            future: asyncio.Future[None] = self._offloader.loop.create_future()
+            self._offloader.when_settled(self._record, partial(_resolve, future))
+            await deadline.wait(future)
+            self._check_open()
+
+    def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:
+        """Call `callback(lease)` in a turn of the loop, once the lease is ready or was released."""
+        self._offloader.enter()
+        loop = self._offloader.loop
+        if self.state in (LeaseState.READY, LeaseState.RELEASED):
+            loop.call_soon(callback, self)
+        else:
+            self._offloader.when_settled(self._record, partial(_call_soon, loop, callback, lease=self))
+
+    # The end.
+
+    def finish(self) -> None:
+        """The request is complete: flush what is still to be stored, then give everything back."""
+        self.close(Closing.FINISHED)
+
+    def release(self, *, after: object = None) -> None:
+        """Give everything back now; `after` is the fence of the last kernel that reads the blocks."""
+        self.close(Closing.RELEASED)
+
+    def close(self, how: Closing) -> None:
+        """Give everything back, counted as `how`. Idempotent."""
+        if not self._is_closed:
+            self._offloader.enter()
+            self._is_closed = True
+            self._offloader.close_lease(self._record, how=how)
+
+    def _try_extend_now(self, tokens: int) -> int | Deferred:
+        self._check_open()
+        granted = self._offloader.core.try_extend(self._record, tokens)
+        self._offloader.progress()
+        return granted
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        offloader = self._offloader
+        return Deadline(offloader.loop, request_id=self.request_id, timeout=timeout, on_expiry=offloader.serve_soon)
+
+    def _group_index(self, group: str) -> int:
+        self._check_open()
+        return self._offloader.core.geometry.group_index(group)
+
+    def _check_open(self) -> None:
+        self._offloader.enter()
+        if self.state is LeaseState.RELEASED:
+            raise LeaseReleased(self.request_id)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Lease], Any], *, lease: Lease) -> None:
+    loop.call_soon(callback, lease)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise UsageError(f"{name} must be a whole number of tokens, not {value!r}")

@@ -1,0 +1,258 @@
+"""The shell around the core: after every call it carries out what the core wants done.
+
+Duty: submit transfers, wake who waits, run sliced work one slice a turn, serve the admission queue one attempt a turn.
+
+Rules
+- Nothing here awaits. Every method is a plain call from the loop's thread; waiting is done by coroutines on futures
+  of their own.
+- The core is entered from one thread of one process only; anyone else gets a `UsageError`.
+- Once the loop is gone, the same work is done inline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import final
+
+from aiokv.backends.base import Backend, WakeMode
+from aiokv.core.cache import CacheState
+from aiokv.core.counters import Closing
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.errors import UsageError
+from aiokv.model.plan import Deferred
+from aiokv.observe.stats import Stats
+from aiokv.runtime.bridge import Bridge
+from aiokv.runtime.leaks import LeakBox
+from aiokv.runtime.transfers import TransferRunner
+from aiokv.runtime.waiting import WaitQueue
+
+__all__ = ["Offloader"]
+
+
+@final
+class Offloader:
+    """Drives one `CacheState` from one event loop."""
+
+    __slots__ = (
+        "_drained",
+        "_is_detached",
+        "_is_open",
+        "_opened_at",
+        "_owner",
+        "_scheduled",
+        "_seen_generation",
+        "_settled",
+        "backend",
+        "bridge",
+        "core",
+        "is_quiet",
+        "leaks",
+        "loop",
+        "queue",
+        "stats",
+        "transfers",
+    )
+
+    def __init__(self, core: CacheState, *, backend: Backend, loop: asyncio.AbstractEventLoop, stats: Stats) -> None:
+        self.core = core
+        self.backend = backend
+        self.loop = loop
+        self.stats = stats
+        self.queue = WaitQueue()
+        self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)
+        self.transfers = TransferRunner(
+            core, backend=backend, bridge=self.bridge, stats=stats, on_progress=self.progress
+        )
+        self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
+        self._owner = (os.getpid(), threading.get_ident())
+        self._is_open = True
+        self.is_quiet = False
+        """No polling and no pinning: a CUDA graph is being captured."""
+        self._is_detached = False
+        self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
+        self._seen_generation = core.capacity_generation
+        self._settled: dict[int, list[Callable[[], None]]] = {}
+        self._opened_at: dict[int, float] = {}
+        self._drained: list[asyncio.Future[None]] = []
+        if backend.wake_mode is WakeMode.DOORBELL:
+            backend.attach_doorbell(self.bridge.ring)
+
+    # Who may call.
+
+    def enter(self) -> None:
+        """Every public call starts here: right process, right thread, right loop, and leaks are given back first."""
+        if self._owner != (os.getpid(), threading.get_ident()):
+            raise UsageError("an aiokv runtime belongs to the process and thread that opened it")
+        if _running_loop() not in (None, self.loop):
+            raise UsageError("an aiokv runtime belongs to the event loop that opened it")
+        if self.leaks:
+            self.collect_leaks()
+
+    def enter_for_intake(self) -> None:
+        """Like `enter`, for calls that let requests in."""
+        self.enter()
+        if not self._is_open:
+            raise UsageError("this aiokv runtime is closed or closing")
+
+    # Leases.
+
+    def try_admit(self, request: AcquireRequest) -> LeaseRecord | Deferred:
+        """One admission attempt, timed, and everything that follows from it."""
+        started = time.perf_counter()
+        result = self.core.try_acquire(request)
+        self.stats.lookup_seconds.observe(time.perf_counter() - started)
+        if isinstance(result, LeaseRecord):
+            self._opened_at[result.lease_id] = time.monotonic()
+        self.progress()
+        return result
+
+    def close_lease(self, record: LeaseRecord, *, how: Closing) -> None:
+        """Give a lease back, by the way it ended; whoever waits for it is told."""
+        if how is Closing.FINISHED:
+            self.core.finish(record)
+        else:
+            self.core.release(record, how=how)
+        opened = self._opened_at.pop(record.lease_id, None)
+        if opened is not None:
+            self.stats.lease_seconds.observe(time.monotonic() - opened)
+        self._tell(record.lease_id)
+        self.progress()
+
+    def when_settled(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
+        """Call back once, when the lease has become ready or was closed."""
+        self._settled.setdefault(record.lease_id, []).append(callback)
+
+    def collect_leaks(self) -> None:
+        """Give back what garbage collected leases held, and say so in a turn of its own."""
+        for lease_id in self.leaks.take():
+            record = self.core.find_lease(lease_id)
+            if record is not None:
+                self.close_lease(record, how=Closing.FINALIZER)
+                self._warn_later(record.request.request_id)
+
+    # Waiting.
+
+    def when_drained(self) -> asyncio.Future[None]:
+        """A future of the caller's own that is done when nothing is queued, sliced or running."""
+        future = self.loop.create_future()
+        self._drained.append(future)
+        self.progress()
+        return future
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing queued, sliced or running."""
+        return not self.core.unfinished_transfers and not self.core.has_work
+
+    # Carrying out.
+
+    def progress(self) -> None:
+        """Carry out what the core wants done; what is long goes on in later turns."""
+        outbox = self.core.outbox
+        while outbox.submissions or outbox.settled:
+            for transfer in outbox.take_submissions():
+                self.transfers.enqueue(transfer)
+            for lease_id in outbox.take_settled():
+                self._tell(lease_id)
+        if self.core.has_work:
+            self.schedule(self._work)
+        if self.core.capacity_generation != self._seen_generation:
+            self.schedule(self._serve)
+        if self._drained and self.is_idle:
+            waiting, self._drained = self._drained, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
+
+    def schedule(self, step: Callable[[], None]) -> None:
+        """Run `step` in the loop's next turn, once however often it is asked for."""
+        if self._is_detached:
+            step()
+        elif step not in self._scheduled:
+            self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
+
+    def serve_soon(self) -> None:
+        """Somebody left the queue: its new head may be served."""
+        self.schedule(self._serve)
+
+    def quiet(self) -> None:
+        """Ask no event and admit nobody until `wake`."""
+        self.is_quiet = True
+        self.bridge.pause()
+
+    def wake(self) -> None:
+        """Go on where `quiet` stopped."""
+        self.is_quiet = False
+        self.bridge.resume()
+        self.schedule(self._serve)
+
+    # Ending.
+
+    def stop_intake(self) -> None:
+        """From now on nobody is let in; whoever waits is told."""
+        self._is_open = False
+        self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
+
+    def shut_leases(self) -> None:
+        """Give every live lease back."""
+        for record in self.core.leases():
+            if record.state is not LeaseState.RELEASED:
+                self.close_lease(record, how=Closing.SHUTDOWN)
+
+    def detach(self) -> None:
+        """The loop will not turn any more: stop timers and readers, do what is left inline."""
+        self._is_detached = True
+        for handle in self._scheduled.values():
+            handle.cancel()
+        self._scheduled.clear()
+        self.bridge.close()
+        self.leaks.close()
+        while self.bridge.poll():
+            pass
+        self.core.run_slices()
+
+    def _run_scheduled(self, step: Callable[[], None]) -> None:
+        self._scheduled.pop(step, None)
+        step()
+
+    def _work(self) -> None:
+        """One slice of pending work."""
+        self.core.run_slice()
+        self.progress()
+
+    def _serve(self) -> None:
+        """One attempt for whoever is first in line; the next one in a later turn."""
+        if self.is_quiet:
+            return
+        self._seen_generation = self.core.capacity_generation
+        self.core.retry_replans()
+        if self.queue.serve_head():
+            self.schedule(self._serve)
+        self.progress()
+
+    def _tell(self, lease_id: int) -> None:
+        for callback in self._settled.pop(lease_id, ()):
+            callback()
+
+    def _warn_later(self, request_id: str) -> None:
+        def warn() -> None:
+            warnings.warn(
+                f"the lease of request {request_id!r} was garbage collected without release()",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+        if not self._is_detached:
+            self.loop.call_soon(warn)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,0 +1,225 @@
+"""`KVRuntime`: the two tiers of one engine, awaited from one event loop.
+
+Life cycle: new -> open (arenas ready) -> closing (no intake, drained under a deadline) -> closed. The drain is a task
+of the loop; whoever awaits `aclose` only waits for it, so that a cancelled scope does not stop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Self, Unpack, final
+
+import anyio.to_thread
+
+from aiokv.core.audit import Audit, Snapshot
+from aiokv.core.cache import CacheState
+from aiokv.errors import ConfigError, UsageError
+from aiokv.model.ids import Tier
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Deferred
+from aiokv.model.tokens import TokenIds
+from aiokv.observe.metrics import Collector
+from aiokv.observe.stats import Stats
+from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
+from aiokv.runtime.backend_choice import choose_backend, plan_layout
+from aiokv.runtime.closing import Closing
+from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.lease import Lease
+from aiokv.runtime.offload import Offloader
+
+__all__ = ["Fence", "KVRuntime"]
+
+
+@final
+class KVRuntime:
+    """Keeps the KV blocks of one engine in two tiers and lets its requests await them.
+
+    `arenas` names, per group, the engine's KV tensors (see `aiokv.backends.arena`); a backend without memory needs
+    none. Use it as an async context manager, or call `open()` and `aclose()`. It belongs to the event loop that
+    opened it.
+    """
+
+    __slots__ = ("_arenas", "_closing", "_config", "_offloader", "_opened", "collector")
+
+    def __init__(self, config: RuntimeConfig, *, arenas: Mapping[str, Sequence[object]] | None = None) -> None:
+        if not isinstance(config, RuntimeConfig):
+            raise ConfigError(f"config must be a RuntimeConfig, not {type(config).__name__}")
+        self._config = config
+        self._arenas = dict(arenas or {})
+        self._offloader: Offloader | None = None
+        self._closing: Closing | None = None
+        self._opened = False
+        self.collector = Collector()
+        """A prometheus_client collector: register it where the host wants its metrics."""
+
+    # Life.
+
+    async def open(self) -> None:
+        """Make the arenas, in a worker thread, and start. `ConfigError` for what cannot be used; once only."""
+        if self._opened:
+            raise UsageError("an aiokv runtime is opened once")
+        self._opened = True
+        backend = choose_backend(self._config)
+        layout = plan_layout(self._config, self._arenas)
+        await anyio.to_thread.run_sync(backend.open, layout)
+        core = CacheState(
+            self._config.geometry,
+            gpu_blocks=self._config.gpu_blocks,
+            cpu_blocks=layout.cpu_blocks,
+            watermark=self._config.watermark,
+        )
+        offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
+        self._closing = Closing(offloader)
+        self._offloader = offloader
+        self.collector.attach(core, stats=offloader.stats)
+
+    async def aclose(self) -> None:
+        """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""
+        if self._closing is not None:
+            await self._closing.close(grace_s=self._config.close_grace_s)
+
+    def close(self) -> None:
+        """Finish what a dead loop left: waits a few seconds for running copies, then frees or leaks. Idempotent."""
+        if self._closing is not None:
+            self._closing.close_now()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    async def ready(self) -> None:
+        """Wait until the CPU arena is ready. It is, once `open` has returned."""
+        self._entered()
+
+    # Requests.
+
+    def acquire(
+        self,
+        request_id: str,
+        token_ids: TokenIds | BlockKeys,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AcquireCall:
+        """Pin what the prompt hits, reserve what it needs, wait for its loads: coroutine and async context manager.
+
+        `options` are those of `RequestOptions`; `timeout` in seconds covers waiting for capacity and loading. Raises
+        `UsageError`, `CapacityError`, `AcquireTimeout`; whatever it raises, everything has been given back.
+        """
+        describe = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
+        return AcquireCall(self._let_in(Ticket.acquire, describe, timeout=timeout))
+
+    def admit(
+        self,
+        request_id: str,
+        token_ids: TokenIds | BlockKeys,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AcquireCall:
+        """Like `acquire`, but back as soon as the request is pinned and reserved; then `await lease.ready()`."""
+        describe = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
+        return AcquireCall(self._let_in(Ticket.admit, describe, timeout=timeout))
+
+    def try_acquire(
+        self, request_id: str, token_ids: TokenIds | BlockKeys, **options: Unpack[RequestOptions]
+    ) -> Lease | Deferred:
+        """For schedulers that poll: a lease whose loads are running, or `Deferred` and nothing has changed.
+
+        Hashes raw tokens in one go: pass keys from `prepare_keys` to keep the loop free. Worth another try when
+        `capacity_generation` has changed.
+        """
+        offloader = self._entered()
+        offloader.enter_for_intake()
+        return Ticket(offloader, Intake(request_id=request_id, token_ids=token_ids, **options)).try_acquire()
+
+    @property
+    def capacity_generation(self) -> int:
+        """Changes whenever GPU capacity has been given back."""
+        return self._entered().core.capacity_generation
+
+    def keys(self, token_ids: TokenIds, **identity: Unpack[KeyOptions]) -> BlockKeys:
+        """Keys of a prompt, hashed when first needed, in one go. They grow with `append` and may be used many times."""
+        return BlockKeys(token_ids, hash_block_size=self._config.geometry.hash_block_size, **identity)
+
+    async def prepare_keys(self, token_ids: TokenIds, **identity: Unpack[KeyOptions]) -> BlockKeys:
+        """Like `keys`, converted and hashed in slices, so that the loop turns in between."""
+        return await prepare_keys(token_ids, hash_block_size=self._config.geometry.hash_block_size, **identity)
+
+    def fence(self, stream: object = None) -> Fence:
+        """A point of the engine's stream, for `confirm(after=)` and `release(after=)`. In RAM it fences nothing."""
+        self._entered()
+        return Fence()
+
+    # The whole.
+
+    async def reset(self, tier: Tier | None = None) -> None:
+        """Forget every block of a tier (default: both); back when it answers nothing and its slots are swept."""
+        offloader = self._entered()
+        offloader.core.reset(tuple(Tier) if tier is None else (tier,))
+        offloader.progress()
+        while offloader.core.is_sweeping:  # noqa: ASYNC110  # the sweep itself runs a slice a turn
+            await asyncio.sleep(0)
+
+    async def drain(self) -> None:
+        """Wait until nothing is queued, sliced or running. Intake goes on."""
+        await self._entered().when_drained()
+
+    @asynccontextmanager
+    async def quiesce(self) -> AsyncIterator[None]:
+        """No polling and no pinning inside, for the capture of a CUDA graph. Copies go on, completions wait."""
+        offloader = self._entered()
+        offloader.quiet()
+        try:
+            yield
+        finally:
+            offloader.wake()
+
+    def snapshot(self) -> Snapshot:
+        """The state as a frozen value without counters and times: equal states print equal. Looks at every slot."""
+        return self._entered().core.snapshot()
+
+    def audit(self) -> Audit:
+        """Who holds which pins and reservations, and which invariants are violated. Raises nothing of its own."""
+        return self._entered().core.audit()
+
+    @property
+    def core(self) -> CacheState:
+        """The synchronous core, for `aiokv.testing` and metrics; not to be changed behind the runtime's back."""
+        return self._entered().core
+
+    @property
+    def config(self) -> RuntimeConfig:
+        """As given."""
+        return self._config
+
+    async def _let_in(
+        self, how: Callable[[Ticket], Awaitable[Lease]], describe: Callable[[], Intake], *, timeout: float | None
+    ) -> Lease:
+        offloader = self._entered()
+        offloader.enter_for_intake()
+        intake = describe()
+        deadline = Deadline(
+            offloader.loop, request_id=intake.request_id, timeout=timeout, on_expiry=offloader.serve_soon
+        )
+        return await how(Ticket(offloader, intake, deadline=deadline))
+
+    def _entered(self) -> Offloader:
+        if self._offloader is None:
+            raise UsageError("this aiokv runtime is not open: use 'async with' or await open()")
+        self._offloader.enter()
+        return self._offloader
+
+
+@final
+class Fence:
+    """A point of a compute stream. In host memory compute and copies are ordered by the caller's own calls."""
+
+    __slots__ = ()

@@ -1,0 +1,104 @@
+"""Carries out the core's transfers: hands them to the backend, watches their end, reports it back.
+
+Rules
+- A transfer belongs to the core from plan to completion; this module never gives pins back itself (law 4).
+- At most `STREAM_DEPTH` batches are in flight per direction; the others wait here, and one that the core dropped
+  meanwhile is never submitted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, final
+
+from aiokv.backends.base import Backend, EventStatus
+from aiokv.core.cache import CacheState
+from aiokv.core.inflight import Transfer, TransferState
+from aiokv.errors import BackendLost, CopyFailed
+from aiokv.model.ids import Direction
+from aiokv.model.plan import CopyBatch, Outcome
+from aiokv.observe.stats import Stats
+from aiokv.runtime.bridge import Bridge, Watched
+
+__all__ = ["STREAM_DEPTH", "TransferRunner"]
+
+STREAM_DEPTH: Final = 512
+"""Below the depth at which a driver's queue makes submission block."""
+
+_OUTCOMES: Final = {
+    EventStatus.DONE: Outcome.OK,
+    EventStatus.FAILED: Outcome.FAILED,
+    EventStatus.LOST: Outcome.LOST,
+}
+
+
+@final
+class TransferRunner:
+    """Submits transfers and reports their completion to the core."""
+
+    __slots__ = ("_backend", "_bridge", "_core", "_on_progress", "_queues", "_stats")
+
+    def __init__(
+        self, core: CacheState, *, backend: Backend, bridge: Bridge, stats: Stats, on_progress: Callable[[], None]
+    ) -> None:
+        self._core = core
+        self._backend = backend
+        self._bridge = bridge
+        self._stats = stats
+        self._on_progress = on_progress
+        self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
+
+    def queued_blocks(self, direction: Direction) -> int:
+        """Blocks of transfers that wait for the stream."""
+        return sum(len(t) for t, _ in self._queues[direction] if t.state is TransferState.QUEUED)
+
+    def enqueue(self, transfer: Transfer) -> None:
+        """Submit now, or as soon as the stream has room."""
+        self._queues[transfer.direction].append((transfer, time.monotonic()))
+        self._submit_queued(transfer.direction)
+
+    def _submit_queued(self, direction: Direction) -> None:
+        queue = self._queues[direction]
+        while queue and self._bridge.depth(direction) < STREAM_DEPTH:
+            transfer, queued_at = queue.popleft()
+            if transfer.state is TransferState.QUEUED:
+                self._submit(transfer, queued_at=queued_at)
+
+    def _submit(self, transfer: Transfer, *, queued_at: float) -> None:
+        group = self._core.geometry.groups[transfer.group].name
+        batch = CopyBatch(
+            direction=transfer.direction,
+            group=group,
+            source_blocks=transfer.sources,
+            target_blocks=transfer.bound_targets,
+        )
+        self._core.mark_submitted(transfer)
+        started = time.monotonic()
+        self._stats.queue_wait_seconds[transfer.direction].observe(started - queued_at)
+        try:
+            event = self._backend.submit(batch)
+        except CopyFailed:
+            self._core.complete(transfer.transfer_id, Outcome.FAILED)
+            return
+        except BackendLost:
+            # Nothing was started, so the slots are as they were: this copy has failed and no other will be tried.
+            self._core.lose_backend()
+            self._core.complete(transfer.transfer_id, Outcome.FAILED)
+            return
+        num_bytes = len(batch) * self._backend.block_bytes(group)
+
+        def on_end(status: EventStatus, detail: str) -> None:
+            self._end(transfer, outcome=_OUTCOMES[status], num_bytes=num_bytes, started=started)
+
+        expected = self._backend.eta_seconds(transfer.direction, num_bytes)
+        self._bridge.watch(transfer.direction, Watched(event=event, expected_s=expected, on_end=on_end))
+
+    def _end(self, transfer: Transfer, *, outcome: Outcome, num_bytes: int, started: float) -> None:
+        self._stats.transfer_seconds[transfer.direction].observe(time.monotonic() - started)
+        if outcome is Outcome.OK:
+            self._stats.transfer_bytes[transfer.direction] += num_bytes
+        self._core.complete(transfer.transfer_id, outcome)
+        self._submit_queued(transfer.direction)
+        self._on_progress()

@@ -1,0 +1,97 @@
+"""Who waits for capacity: first in, first out within a priority, and nobody overtakes.
+
+Only the head of the queue is ever tried, so a large request cannot be starved by small ones behind it. Requests for
+more room of a running lease go before all admissions: what runs must be able to end.
+
+A waiter that was granted and cancelled in the same turn finds the grant in its future and gives it back (law 4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, final
+
+from aiokv.model.plan import Deferred
+
+__all__ = ["Rank", "WaitQueue", "Waiter"]
+
+
+class Rank(IntEnum):
+    """Running leases are served before new ones."""
+
+    EXTENSION = 0
+    ADMISSION = 1
+
+
+@final
+class Waiter:
+    """One entry: how to try, and the future that gets the result. Ordered by rank, priority and arrival."""
+
+    __slots__ = ("attempt", "future", "order")
+
+    def __init__(
+        self, *, order: tuple[int, int, int], attempt: Callable[[], object], future: asyncio.Future[Any]
+    ) -> None:
+        self.order = order
+        self.attempt = attempt
+        self.future = future
+
+    def __lt__(self, other: Waiter) -> bool:
+        return self.order < other.order
+
+
+@final
+class WaitQueue:
+    """Waiters in the order in which they are served."""
+
+    __slots__ = ("_arrivals", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[Waiter] = []
+        self._arrivals = itertools.count()
+
+    def __len__(self) -> int:
+        return sum(not waiter.future.done() for waiter in self._heap)
+
+    def blocks(self, *, rank: Rank, priority: int = 0) -> bool:
+        """Whether someone waits who must be served before a newcomer of this rank and priority."""
+        self._forget_gone()
+        return bool(self._heap) and self._heap[0].order[:2] <= (rank, priority)
+
+    def add(self, attempt: Callable[[], object], *, future: asyncio.Future[Any], rank: Rank, priority: int = 0) -> None:
+        """Wait in line. `attempt` answers a grant or `Deferred`; what it raises is raised to the waiter."""
+        order = (int(rank), priority, next(self._arrivals))
+        heapq.heappush(self._heap, Waiter(order=order, attempt=attempt, future=future))
+
+    def serve_head(self) -> bool:
+        """Try the head once; True if it is served and another one may be tried."""
+        self._forget_gone()
+        if not self._heap:
+            return False
+        waiter = self._heap[0]
+        try:
+            result = waiter.attempt()
+        except Exception as error:  # it belongs to the waiter
+            heapq.heappop(self._heap)
+            waiter.future.set_exception(error)
+            return True
+        if isinstance(result, Deferred):
+            return False
+        heapq.heappop(self._heap)
+        waiter.future.set_result(result)
+        return True
+
+    def fail_all(self, make_error: Callable[[], Exception]) -> None:
+        """Nobody will be served any more."""
+        heap, self._heap = self._heap, []
+        for waiter in heap:
+            if not waiter.future.done():
+                waiter.future.set_exception(make_error())
+
+    def _forget_gone(self) -> None:
+        while self._heap and self._heap[0].future.done():
+            heapq.heappop(self._heap)
