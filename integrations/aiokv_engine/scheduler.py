@@ -112,6 +112,7 @@ class Engine:
     async def stream(self, request: Request) -> AsyncGenerator[Token, None]:
         """Yields the tokens of the answer to `request` as they are computed; close it to leave early."""
         self._check(request)
+        started = time.perf_counter()
         lease = await self._kv.admit(
             request.request_id,
             request.token_ids,
@@ -124,7 +125,7 @@ class Engine:
         give_back: Callable[[], None] = lease.release
         try:
             admitted = time.perf_counter()
-            await lease.ready()
+            await lease.ready(timeout=_remaining(request.timeout, since=started))
             request.on_ready(Ready(lease=lease, hit=lease.delivered, load_s=time.perf_counter() - admitted))
             blocks = torch.tensor(lease.block_ids(GROUP))
             token = await self._prefill(request, lease=lease, blocks=blocks)
@@ -170,3 +171,8 @@ class Engine:
 def _last_cut(tokens: int) -> int:
     """Returns where the last complete chunk of `tokens` ends."""
     return tokens // CHUNK * CHUNK
+
+
+def _remaining(timeout: float | None, *, since: float) -> float | None:
+    """Returns what is left of `timeout` seconds that began at `since`; without a timeout, none."""
+    return None if timeout is None else max(0.0, timeout - (time.perf_counter() - since))

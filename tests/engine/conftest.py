@@ -12,6 +12,7 @@ from aiokv_engine.gguf import GgufFile, read_gguf
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.llama_gguf import load_llama
 from aiokv_engine.weights import find_weights
+from tests.engine.cases import Gate
 from tests.engine.tiny_model import TinyModel, write_tiny_model
 
 
@@ -48,3 +49,8 @@ def real_file(real_path: Path) -> GgufFile:
 @pytest.fixture(scope="session")
 def real_llama(real_file: GgufFile) -> LlamaModel:
     return load_llama(real_file)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    return Gate(monkeypatch)

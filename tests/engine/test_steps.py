@@ -3,64 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
 import torch
-from torch import Tensor
 
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import DecodeRow, make_arenas
 from aiokv_engine.steps import EngineClosed, PrefillChunk, StepQueue
 from aiokv_engine.torch_worker import TorchWorker
-
-PATIENCE = 10  # seconds; only a test that fails waits that long
-
-
-class Gate:
-    """Stands before every forward step: counts the steps in `log` and holds them in the thread while closed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[str] = []
-        self.begun = threading.Semaphore(0)
-        self.fault: Exception | None = None
-        self._open = threading.Event()
-        self._open.set()
-        prefill, decode = LlamaModel.prefill, LlamaModel.decode
-
-        def gated_prefill(
-            model: LlamaModel, token_ids: Sequence[int], *, start: int, blocks: Tensor, arenas: Sequence[Tensor]
-        ) -> Tensor:
-            self._pass(f"prefill {start}")
-            return prefill(model, token_ids, start=start, blocks=blocks, arenas=arenas)
-
-        def gated_decode(model: LlamaModel, rows: Sequence[DecodeRow], *, arenas: Sequence[Tensor]) -> Tensor:
-            self._pass(f"decode {len(rows)}")
-            return decode(model, rows, arenas=arenas)
-
-        monkeypatch.setattr(LlamaModel, "prefill", gated_prefill)
-        monkeypatch.setattr(LlamaModel, "decode", gated_decode)
-
-    def close(self) -> None:
-        self._open.clear()
-
-    def open(self) -> None:
-        self._open.set()
-
-    def _pass(self, step: str) -> None:
-        self.log.append(step)
-        self.begun.release()
-        if not self._open.wait(PATIENCE):
-            raise TimeoutError(step)
-        if self.fault is not None:
-            raise self.fault
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
-    return Gate(monkeypatch)
+from tests.engine.cases import PATIENCE, Gate
 
 
 @asynccontextmanager
