@@ -32,7 +32,6 @@ from __future__ import annotations
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiokv.core.index import AnySlots
 from aiokv.errors import UsageError
@@ -85,13 +84,20 @@ class EvictionQueue:
 
     def push(self, slots: AnySlots) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
-        self._append(slots)
-        self._live += len(slots)
+        m = len(slots)
+        if self._live == self.used:
+            self._passing = False  # no dead entry, so no gap either
+        else:
+            self._trim(m + _SPARE_STEPS)
+            self._compact(m)
+        self._write(self._tail, slots)
+        self._tail += m
+        self._live += m
 
     def renew(self, slots: AnySlots) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
-        self._seat[slots] = 0
-        self._append(slots)
+        self.drop(slots)
+        self.push(slots)
 
     def drop(self, slots: AnySlots) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
@@ -107,12 +113,12 @@ class EvictionQueue:
         while n > 0 and scan_limit > 0 and self._live:
             start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
             live = self._live_between(start, size)
-            slots = self._ring[start % self._size :][:size][live]
+            slots = self._entries(start, size)[live]
             self._head = start + size
             if len(slots) > n:
                 self._head = start + int(live.nonzero()[0][n])
                 slots = slots[:n]
-            self._seat[slots] = 0
+            self._seat[slots.astype(np.int64)] = 0
             self._live -= len(slots)
             n -= len(slots)
             scan_limit -= size
@@ -131,7 +137,7 @@ class EvictionQueue:
                 continue
             stop = self._packed if self._passing and position < self._packed else self._tail
             size = min(max(n, _MIN_SCAN), scan_limit, stop - position, self._size - position % self._size)
-            slots = self._ring[position % self._size :][:size][self._live_between(position, size)][:n]
+            slots = self._entries(position, size)[self._live_between(position, size)][:n]
             n -= len(slots)
             scan_limit -= size
             position += size
@@ -150,24 +156,26 @@ class EvictionQueue:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
 
-    def _append(self, slots: AnySlots) -> None:
+    def _write(self, position: int, slots: AnySlots) -> None:
+        """Seat `slots` at `position` and behind it."""
         m = len(slots)
-        if self._live == self.used:
-            self._passing = False  # no dead entry, so no gap either
+        at = position % self._size
+        first = self._size - at
+        if m <= first:
+            self._ring[at : at + m] = slots
         else:
-            self._trim(m + _SPARE_STEPS)
-            self._compact(m)
-        at = self._tail % self._size
-        first = min(m, self._size - at)
-        self._ring[at : at + first] = slots[:first]
-        self._ring[: m - first] = slots[first:]
-        self._seat[slots] = np.arange(self._tail, self._tail + m)
-        self._tail += m
+            self._ring[at:] = slots[:first]
+            self._ring[: m - first] = slots[first:]
+        self._seat[slots.astype(np.int64, copy=False)] = np.arange(position, position + m)
+
+    def _entries(self, start: int, size: int) -> SlotArray:
+        """The entries of `[start, start + size)`, a view; the range does not wrap."""
+        at = start % self._size
+        return self._ring[at : at + size]
 
     def _live_between(self, start: int, size: int) -> BoolArray:
         """Which entries of `[start, start + size)` are live; the range does not wrap."""
-        at = start % self._size
-        return np.equal(self._seat.take(self._ring[at : at + size]), np.arange(start, start + size))
+        return np.equal(self._seat.take(self._entries(start, size)), np.arange(start, start + size))
 
     def _next_scan(self, wanted: int, limit: int) -> tuple[int, int]:
         """The next entries from the cold end: where they start and how many; at least one, as a live one exists."""
@@ -189,7 +197,7 @@ class EvictionQueue:
             return
         while steps > 0:
             start, size = self._next_scan(steps, steps)
-            if self._seat[self._ring[start % self._size]] == start:
+            if self._seat.item(self._ring.item(start % self._size)) == start:
                 return
             live = self._live_between(start, size)
             first = int(live.argmax())
@@ -218,13 +226,8 @@ class EvictionQueue:
 
     def _pack(self, size: int) -> None:
         """Move the live ones of the next `size` entries behind those that are packed."""
-        at = self._reader % self._size
-        slots: NDArray[np.int32] = self._ring[at : at + size][self._live_between(self._reader, size)]
+        slots = self._entries(self._reader, size)[self._live_between(self._reader, size)]
         k = len(slots)
-        to = self._packed % self._size
-        first = min(k, self._size - to)
-        self._ring[to : to + first] = slots[:first]
-        self._ring[: k - first] = slots[first:]
-        self._seat[slots] = np.arange(self._packed, self._packed + k)
+        self._write(self._packed, slots)
         self._packed += k
         self._reader += size

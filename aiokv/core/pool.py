@@ -171,9 +171,9 @@ class Pool:
         busy = int(np.count_nonzero(pins))
         if busy < len(at):
             idle = at[pins == 0] if busy else at
+            self._require(self._queue.is_queued(idle), idle)
             if len(idle) > self.available:
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            self._require(self._queue.is_queued(idle), idle)
             self._queue.drop(idle)
         pins += _ONE
         self._pins[at] = pins
