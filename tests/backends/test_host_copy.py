@@ -80,19 +80,28 @@ def gil_kept_unless_given_up() -> object:
     sys.setswitchinterval(before)
 
 
-def turns_while(work: Callable[[], object]) -> int:
-    """How often this thread gets the GIL while another one works, when nobody is ever forced to give it up."""
+ENOUGH_TURNS = 4
+
+
+def turns_while(work: Callable[[], object], *, repeats: int) -> int:
+    """How often this thread gets the GIL while another one works, when nobody is ever forced to give it up.
+
+    The work is repeated until that was often enough, as a busy machine may wake this thread late.
+    """
+    turns = 0
     started, ended = threading.Event(), threading.Event()
 
     def run() -> None:
         started.set()
-        work()
+        for _ in range(repeats):
+            work()
+            if turns >= ENOUGH_TURNS:
+                break
         ended.set()
 
     thread = threading.Thread(target=run)
     thread.start()
     assert started.wait(GUARD_S)
-    turns = 0
     while not ended.is_set():
         turns += 1
         give_way()
@@ -103,20 +112,21 @@ def turns_while(work: Callable[[], object]) -> int:
 @pytest.mark.usefixtures("gil_kept_unless_given_up")
 @pytest.mark.parametrize(("width", "sources", "targets"), METHODS.values(), ids=METHODS.keys())
 def test_the_gil_is_given_up_while_bytes_move(width: int, sources: SlotArray, targets: SlotArray) -> None:
-    """Law 8. One turn comes at the start; a copy that holds the GIL leaves no further one."""
+    """Law 8. A turn or two come at the start and the end; a copy that holds the GIL leaves no further one."""
     source, target = rows(1200, width, gap=0, seed=1), rows(1200, width, gap=0, seed=2)
-    assert turns_while(lambda: copy(source, target, sources=sources, targets=targets)) >= 4
+    turns = turns_while(lambda: copy(source, target, sources=sources, targets=targets), repeats=500)
+    assert turns >= ENOUGH_TURNS
 
 
 @pytest.mark.usefixtures("gil_kept_unless_given_up")
 def test_that_check_notices_a_copy_that_holds_the_gil() -> None:
-    source, target = memoryview(bytearray(64 << 20)), memoryview(bytearray(64 << 20))
+    source, target = memoryview(bytearray(16 << 20)), memoryview(bytearray(16 << 20))
 
     def copy_slices() -> None:
         for start in range(0, len(source), 1 << 20):
             target[start : start + (1 << 20)] = source[start : start + (1 << 20)]
 
-    assert turns_while(copy_slices) < 4
+    assert turns_while(copy_slices, repeats=5) < ENOUGH_TURNS
 
 
 @pytest.mark.parametrize(("width", "sources", "targets"), METHODS.values(), ids=METHODS.keys())
