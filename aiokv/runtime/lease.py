@@ -110,13 +110,13 @@ class Lease:
         return tuple(self.block_ids(group).tolist())
 
     def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
-        """The table of `group` from block position `start` on: a read-only int32 view, valid until `extend`."""
+        """The table of `group` from block position `start` on, int32, the caller's own: torch takes it without a copy."""
         index = self._group_index(group)
         if start < 0:
             raise UsageError(f"start must not be negative: {start}")
         table = self._offloader.core.block_ids(self._record, group=index, start=start)
         self._offloader.progress()
-        return table
+        return table.copy()
 
     def state_slots(self, group: str) -> tuple[int, int]:
         """Of a recurrent group: the slot of its working state and that of the next captured one (0: none left)."""

@@ -1,0 +1,48 @@
+"""The README says only what is so: its example runs as written, its map is short and names what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+_README = (_ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", _README, flags=re.DOTALL)
+
+
+def test_embedding_example_runs_as_written_and_prints_what_it_says() -> None:
+    (example,) = _blocks("python")
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, timeout=55, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    promised = _blocks("text")[0]
+    assert ran.stdout == promised
+
+
+def test_both_commands_stand_in_one_line_each() -> None:
+    assert [block.strip() for block in _blocks("sh")] == [
+        "pip install -e '.[demo]' && aiokv demo",
+        "pip install -e '.[test]' && pytest",
+    ]
+
+
+def test_map_has_at_most_sixty_lines_and_names_what_exists() -> None:
+    section = _README.split("## Map")[1].split("## Changelog")[0]
+    assert len(section.strip().splitlines()) <= 60
+    folder = ""
+    named = []
+    for line in _blocks("text")[1].splitlines():
+        if not line.startswith(" "):
+            folder = line.split()[0]
+            named.append(folder)
+            folder = folder if folder.endswith("/") else ""
+        else:
+            named += [folder + name for name in re.findall(r"[a-z_]+\.py", line)]
+    missing = [name for name in named if not (_ROOT / name).exists()]
+    assert not missing
