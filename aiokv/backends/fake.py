@@ -7,7 +7,7 @@ target, and a slot reused while a copy that touches it still runs are all `Usage
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, final
 
@@ -63,18 +63,28 @@ class _FakeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Running:
-    copy: FakeCopy
+    """An accepted batch; it is made readable only when a test reads it, as that takes longer than to submit it."""
+
     batch: CopyBatch
     event: _FakeEvent = field(default_factory=_FakeEvent)
+
+    def copy(self) -> FakeCopy:
+        return FakeCopy(
+            direction=self.batch.direction.value,
+            group=self.batch.group,
+            source_blocks=tuple(self.batch.source_blocks.tolist()),
+            target_blocks=tuple(self.batch.target_blocks.tolist()),
+        )
 
 
 @final
 class _Traffic:
     """Which slots of one tier running copies read and write."""
 
-    __slots__ = ("_readers", "_written")
+    __slots__ = ("_readers", "_stamps", "_written")
 
     def __init__(self, blocks: int) -> None:
+        self._stamps: IntArray = np.zeros(blocks, dtype=np.int64)
         self._readers: IntArray = np.zeros(blocks, dtype=np.int64)
         self._written: BoolArray = np.zeros(blocks, dtype=np.bool_)
 
@@ -82,7 +92,9 @@ class _Traffic:
         """`UsageError` unless `slots` are distinct places of this pool."""
         if len(slots) and not (0 <= int(slots.min()) and int(slots.max()) < len(self._written)):
             raise UsageError(f"{what} has {len(self._written)} blocks, but {_some(slots)} were named")
-        if len(np.unique(slots)) != len(slots):
+        order = np.arange(len(slots))
+        self._stamps[slots] = order  # of a slot named twice only the last stamp is left
+        if (self._stamps[slots] != order).any():
             raise UsageError(f"the same {what} block is named twice in one copy: {_some(slots)}")
 
     def check_readable(self, slots: SlotArray, *, what: str) -> None:
@@ -137,7 +149,7 @@ class FakeBackend:
         self._layout: BackendLayout | None = None
         self._ring: Callable[[], None] = _ring_nothing
         self._running: list[_Running] = []
-        self._history: list[FakeCopy] = []
+        self._history: list[_Running] = []
         self._traffic: dict[Tier, _Traffic] = {}
         self._next_error: Exception | None = None
         self._lost = ""
@@ -148,12 +160,12 @@ class FakeBackend:
     @property
     def pending(self) -> tuple[FakeCopy, ...]:
         """Submitted and unfinished copies, oldest first."""
-        return tuple(run.copy for run in self._running)
+        return tuple(run.copy() for run in self._running)
 
     @property
     def history(self) -> tuple[FakeCopy, ...]:
         """Every copy ever accepted by `submit`, oldest first."""
-        return tuple(self._history)
+        return tuple(run.copy() for run in self._history)
 
     @property
     def layout(self) -> BackendLayout | None:
@@ -202,14 +214,9 @@ class FakeBackend:
     def submit(self, batch: CopyBatch) -> _FakeEvent:
         """See `Backend`. With `manual=False` the doorbell rings in here, before the caller has the event."""
         self._refuse(batch)
-        copy = FakeCopy(
-            direction=batch.direction.value,
-            group=batch.group,
-            source_blocks=tuple(batch.source_blocks.tolist()),
-            target_blocks=tuple(batch.target_blocks.tolist()),
-        )
-        run = _Running(copy=copy, batch=batch)
-        self._history.append(copy)
+        own = replace(batch, source_blocks=batch.source_blocks.copy(), target_blocks=batch.target_blocks.copy())
+        run = _Running(batch=own)
+        self._history.append(run)
         self._running.append(run)
         self._traffic[_SOURCE_TIER[batch.direction]].begin(reads=batch.source_blocks)
         self._traffic[_TARGET_TIER[batch.direction]].begin(writes=batch.target_blocks)
@@ -252,11 +259,13 @@ class FakeBackend:
     def _end(self, n: int, *, direction: CopyDirection | None, status: EventStatus, detail: str) -> None:
         if n < 0:
             raise UsageError(f"n must not be negative, it is {n}")
-        ended = [run for run in self._running if direction is None or run.copy.direction == direction][:n]
+        if direction is None:
+            ended, self._running = self._running[:n], self._running[n:]
+        else:
+            ended = [run for run in self._running if run.batch.direction.value == direction][:n]
+            self._running = [run for run in self._running if run not in ended]
         if not ended:
             return
-        gone = {id(run) for run in ended}
-        self._running = [run for run in self._running if id(run) not in gone]
         for run in ended:
             self._traffic[_SOURCE_TIER[run.batch.direction]].end(reads=run.batch.source_blocks)
             self._traffic[_TARGET_TIER[run.batch.direction]].end(writes=run.batch.target_blocks)
