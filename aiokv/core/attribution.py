@@ -34,7 +34,7 @@ def attribute(
     `covered[g]` is the half-open range of blocks it covers.
     """
     compute = num_tokens - length
-    if not any(mask.any() for mask in loads):
+    if not any(map(np.count_nonzero, loads)):
         return Hit(prompt_tokens=num_tokens, gpu_tokens=length, cpu_tokens=0, compute_tokens=compute)
     from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
     size = geometry.hash_block_size
@@ -50,7 +50,7 @@ def source_runs(
     geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
 ) -> int:
     """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""
-    if not any(mask.any() for mask in loads):
+    if not any(map(np.count_nonzero, loads)):
         return 0
     from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
     return int(np.count_nonzero(from_cpu[1:] != from_cpu[:-1]))
@@ -60,16 +60,16 @@ def _cpu_hash_blocks(
     geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
 ) -> BoolArray:
     """Which hash blocks of the prefix count as `cpu`."""
-    from_cpu = np.zeros(length // geometry.hash_block_size, np.bool_)
-    is_covered = np.zeros_like(from_cpu)
+    rows: list[BoolArray] = []
+    total = first = length // geometry.hash_block_size
     for index, (mask, (start, stop)) in enumerate(zip(loads, covered, strict=True)):
         step = geometry.hashes_per_block(index)
-        from_cpu |= mask if step == 1 else np.repeat(mask, step)
-        is_covered[start * step : stop * step] = True
-    skipped = np.flatnonzero(~is_covered)
-    if len(skipped):
-        taken = np.flatnonzero(is_covered)
-        following = np.searchsorted(taken, skipped)
-        has_next = following < len(taken)
-        from_cpu[skipped[has_next]] = from_cpu[taken[following[has_next]]]
+        rows.append(mask if step == 1 else np.repeat(mask, step))
+        if start < stop:
+            first = min(first, start * step)
+    from_cpu = rows[0] if len(rows) == 1 else np.logical_or.reduce(rows)
+    # Every coverage ends at L or is empty, so what no group covers is one leading range.
+    if 0 < first < total:
+        from_cpu = from_cpu.copy()
+        from_cpu[:first] = from_cpu[first]
     return from_cpu

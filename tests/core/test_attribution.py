@@ -92,5 +92,5 @@ def test_sharded_groups_count_their_effective_blocks() -> None:
 def test_groups_and_rows_that_do_not_match_are_refused() -> None:
     with pytest.raises(ValueError, match="argument"):
         attribute(geometry_of(FULL, WINDOW), num_tokens=81, length=80, loads=[loads("ccccc")], covered=[(0, 5)] * 2)
-    with pytest.raises(ValueError, match="broadcast"):
+    with pytest.raises(ValueError, match="do not sum"):
         attribute(geometry_of(FULL), num_tokens=81, length=80, loads=[loads("cc")], covered=[(0, 5)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -78,15 +78,19 @@ def geometries(draw: st.DrawFn) -> CacheGeometry:
     )
 
 
+ANY_RESIDENCY = ("g", "gc", "gc", "gcb", "gcb", "gggggcccccbbb-", "ggccb-", "--gc")
+NOTHING_MISSING = ("gc", "gcb", "gggc", "gccc")
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, residency: Sequence[str] = ANY_RESIDENCY) -> Case:
     geometry = draw(geometries())
     align = draw(st.sampled_from([1, 1, 1, 1, 2, 3, 16, 64]))
     blocks = [geometry.effective_block_size(i) for i in range(len(geometry.groups))]
     unit = draw(st.sampled_from([geometry.alignment(align), *blocks]))
     boundary = unit * draw(st.integers(0, max(1, MOST_TOKENS // unit)))
     num_tokens = max(0, boundary + draw(st.sampled_from([-1, 0, 1, 2, *blocks])))
-    letters = draw(st.sampled_from(["g", "gc", "gc", "gcb", "gcb", "gggggcccccbbb-", "ggccb-", "--gc"]))
+    letters = draw(st.sampled_from(residency))
     layout = {}
     for group, block in zip(geometry.groups, blocks, strict=True):
         full = num_tokens // block + draw(st.integers(0, 1))
@@ -164,6 +168,17 @@ def test_oracle_refuses_what_it_does_not_know(layout: dict[str, str], align: int
         exhaustive_sources(geometry, 81, layout, align=align)
 
 
+@pytest.mark.parametrize("missing", [0, 1, 127, 128, 129, 639, 640, 641, 999, 1000])
+def test_long_prompts_end_at_the_first_missing_block(missing: int) -> None:
+    row = "gc" * 500
+    case = one_group(FullAttention("full", block_size=16), row[:missing] + "-" + row[missing + 1 :], num_tokens=16_001)
+    keys = BlockKeys(range(16_001), hash_block_size=16)
+    gpu, cpu = RecordingIndex(case, keys, letters="g"), RecordingIndex(case, keys, letters="c")
+    residency = find_residency(case.geometry, keys, gpu=gpu, cpu=cpu, num_tokens=16_001, align=1)
+    assert residency.length == case.lookup() == 16 * missing
+    assert max(gpu.probes.values()) == max(cpu.probes.values(), default=1) == 1
+
+
 def test_longest_valid_equals_the_oracle() -> None:
     seen: Counter[str] = Counter()
 
@@ -185,7 +200,7 @@ def test_attribution_equals_the_oracle() -> None:
     seen: Counter[str] = Counter()
 
     @settings(max_examples=800)
-    @given(cases())
+    @given(cases() | cases(NOTHING_MISSING))
     def check(case: Case) -> None:
         geometry, length, sources = case.geometry, case.oracle(), case.oracle_sources()
         ranges = [covered_range(geometry, i, length) for i in range(len(geometry.groups))]
