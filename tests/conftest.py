@@ -4,6 +4,8 @@
   slow turns it off in its first line: `asyncio.get_running_loop().set_debug(False)`.
 - While an async test runs, a blocking call made by aiokv or an integration on the loop fails the test (blockbuster; it
   does not see ctypes). A test opts out with `@pytest.mark.allow_blocking("the reason")`.
+- What the loop's exception handler would only log (a task's exception that nobody retrieved, a callback that raised)
+  fails the test, unless the test sets a handler of its own.
 - Hypothesis is derandomised, so that a failure is the same everywhere; new seeds: `pytest --hypothesis-profile=random`.
 """
 
@@ -13,8 +15,10 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -22,6 +26,8 @@ from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+_loop_errors: list[str] = []
 
 # Machines that run tests are slow and shared: durations judge nothing.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -38,7 +44,24 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
         import uvloop
 
         factories["uvloop"] = uvloop.new_event_loop
-    return factories
+    return {name: partial(_new_strict_loop, factory) for name, factory in factories.items()}
+
+
+def _new_strict_loop(factory: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
+    loop = factory()
+    loop.set_exception_handler(_fail_test)
+    return loop
+
+
+def _fail_test(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a loop would only log fails the test: see `_strict_loop`, which looks at `_loop_errors`."""
+    loop.default_exception_handler(context)
+    _loop_errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+    if isinstance(context.get("exception"), pytest.fail.Exception):
+        # pytest-timeout raises this in its signal handler. asyncio lets it out; uvloop brings it here and goes on.
+        for task in asyncio.all_tasks(loop):
+            task.print_stack()
+        loop.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,3 +93,12 @@ def _no_blocking_calls(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     finally:
         guard.deactivate()
+
+
+@pytest.fixture(autouse=True)
+def _strict_loop() -> Iterator[None]:
+    """Judges when the loop is closed: pytest-asyncio makes it after this fixture and so tears it down before."""
+    _loop_errors.clear()
+    yield
+    errors = list(_loop_errors)
+    assert not errors
