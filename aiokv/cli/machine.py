@@ -47,8 +47,19 @@ class Machine:
     packages: Mapping[str, str]
 
 
-def read_machine(*, root: Path = Path("/"), cuda_driver: Callable[[], str | None] | None = None) -> Machine:
-    """Read the facts below `root`; `cuda_driver` asks for the driver's version, by default `read_cuda_driver`."""
+def read_cuda_driver() -> str | None:
+    """The CUDA version the installed driver supports, such as "12.9"; asking it neither initialises nor uses a GPU."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        number = ctypes.c_int(0)
+        status = library.cuDriverGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError):  # no such library, or one without the entry
+        return None
+    return f"{number.value // 1000}.{number.value % 1000 // 10}" if status == 0 else None
+
+
+def read_machine(*, root: Path = Path("/"), cuda_driver: Callable[[], str | None] = read_cuda_driver) -> Machine:
+    """Read the facts below `root`; `cuda_driver` asks for the driver's version."""
     meminfo = _read_meminfo(root / "proc/meminfo")
     return Machine(
         system=platform.system(),
@@ -63,21 +74,10 @@ def read_machine(*, root: Path = Path("/"), cuda_driver: Callable[[], str | None
         huge_pages_free=meminfo.get("HugePages_Free", 0),
         huge_page_size=meminfo.get("Hugepagesize", 0),
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
-        cuda_driver=(cuda_driver or read_cuda_driver)(),
+        cuda_driver=cuda_driver(),
         gpus=len(list((root / "proc/driver/nvidia/gpus").glob("*"))),
         packages=_read_packages(),
     )
-
-
-def read_cuda_driver() -> str | None:
-    """The CUDA version the installed driver supports, such as "12.9"; asking it neither initialises nor uses a GPU."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-        number = ctypes.c_int(0)
-        status = library.cuDriverGetVersion(ctypes.byref(number))
-    except (OSError, AttributeError):  # no such library, or one without the entry
-        return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}" if status == 0 else None
 
 
 def _count_cpus() -> int:
