@@ -69,7 +69,7 @@ class HostBackend:
         self._submitted = 0
 
     def open(self, layout: BackendLayout) -> None:
-        """Map and touch the CPU arena, zero the null block, start the thread. Takes about 0.3 s per GiB."""
+        """Map and touch the CPU arena, zero the null block, start the thread. Takes 0.5 to 1 s per GiB."""
         self._require_own_process()
         if self._opened is not None or self._closed_cleanly is not None:
             raise UsageError("a host backend is opened once")
