@@ -1,121 +1,61 @@
 """Subscriptions to cache events: bounded, from the moment they start, never slowing the cache down.
 
-A subscriber that falls behind loses the newest events and gets one `EventsDropped` in their place.
+A subscriber that falls behind loses the newest events and finds one `EventsDropped` in their place.
 """
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, Self, final
+from collections.abc import Callable, Iterable
+from typing import Final, final
 
 from aiokv.model.events import CacheEvent, EventsDropped
 
-__all__ = ["DEFAULT_BACKLOG", "EventStream", "Publisher"]
+__all__ = ["DEFAULT_BACKLOG", "Publisher", "Subscription"]
 
 DEFAULT_BACKLOG: Final = 10_000
 """Events kept for one subscriber."""
 
 
 @final
-class Publisher:
-    """Hands events to every open stream; one that was abandoned is forgotten. Used from the loop's thread only."""
+class Subscription:
+    """What one subscriber has not read yet. `on_change` is called after every change, from the publisher's thread."""
 
-    __slots__ = ("_streams", "dropped", "published")
+    __slots__ = ("__weakref__", "_backlog", "_dropped", "_limit", "_on_change", "has_ended")
 
-    def __init__(self) -> None:
-        self._streams: weakref.WeakSet[EventStream] = weakref.WeakSet()
-        self.published = 0
-        self.dropped = 0
-
-    def __bool__(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._streams)
-
-    def publish(self, events: Iterable[CacheEvent]) -> None:
-        """Put events into every open stream; never waits."""
-        for event in events:
-            self.published += 1
-            for stream in self._streams:
-                self.dropped += not stream.put(event)
-
-    def subscribe(self, stream: EventStream) -> None:
-        """Deliver to `stream` from now on."""
-        self._streams.add(stream)
-
-    def unsubscribe(self, stream: EventStream) -> None:
-        """Deliver no more to `stream`. Idempotent."""
-        self._streams.discard(stream)
-
-    def close(self) -> None:
-        """End every stream after what it still holds."""
-        for stream in tuple(self._streams):
-            stream.end()
-
-
-@final
-class EventStream:
-    """An async iterator over cache events, and an async context manager that starts and ends the subscription.
-
-    Iterating without the context manager subscribes at the first step and ends with the iterator.
-    """
-
-    __slots__ = ("__weakref__", "_backlog", "_dropped", "_has_ended", "_is_subscribed", "_limit", "_publisher", "_waiter")
-
-    def __init__(self, publisher: Publisher, *, backlog: int = DEFAULT_BACKLOG) -> None:
-        self._publisher = publisher
+    def __init__(self, *, on_change: Callable[[], None], backlog: int = DEFAULT_BACKLOG) -> None:
         self._backlog: deque[CacheEvent] = deque()
         self._limit = backlog
         self._dropped = 0
-        self._has_ended = False
-        self._is_subscribed = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._on_change = on_change
+        self.has_ended = False
+
+    def __len__(self) -> int:
+        """Events that can be taken, a gap marker included."""
+        return len(self._backlog) + bool(self._dropped)
 
     def put(self, event: CacheEvent) -> bool:
-        """Keep an event for the subscriber; False if there is no room."""
+        """Keep an event; False if there is no room, which is remembered."""
         has_room = len(self._backlog) < self._limit
-        if not has_room:
-            self._dropped += 1
-        else:
+        if has_room:
             self._keep_gap()
             self._backlog.append(event)
-        self._wake()
+        else:
+            self._dropped += 1
+        self._on_change()
         return has_room
 
+    def take(self) -> CacheEvent:
+        """The oldest event, or the marker of what was lost; `IndexError` when there is none."""
+        if not self._backlog:
+            self._keep_gap()
+        return self._backlog.popleft()
+
     def end(self) -> None:
-        """No more events; what is kept can still be read."""
-        self._has_ended = True
-        self._publisher.unsubscribe(self)
-        self._wake()
-
-    async def __aenter__(self) -> Self:
-        self._start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.end()
-
-    def __aiter__(self) -> Self:
-        self._start()
-        return self
-
-    async def __anext__(self) -> CacheEvent:
-        while True:
-            if self._backlog:
-                return self._backlog.popleft()
-            if self._dropped:
-                self._keep_gap()
-            elif self._has_ended:
-                raise StopAsyncIteration
-            else:
-                await self._next_put()
-
-    def _start(self) -> None:
-        if not self._is_subscribed and not self._has_ended:
-            self._is_subscribed = True
-            self._publisher.subscribe(self)
+        """No more events will come; what is kept can still be taken."""
+        self.has_ended = True
+        self._on_change()
 
     def _keep_gap(self) -> None:
         """What was lost comes before what follows."""
@@ -123,13 +63,40 @@ class EventStream:
             self._backlog.append(EventsDropped(count=self._dropped))
             self._dropped = 0
 
-    async def _next_put(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+@final
+class Publisher:
+    """Hands events to every open subscription; an abandoned one is forgotten. Used from the loop's thread only."""
+
+    __slots__ = ("_subscriptions", "dropped", "published")
+
+    def __init__(self) -> None:
+        self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self.published = 0
+        self.dropped = 0
+
+    @property
+    def has_subscribers(self) -> bool:
+        """Whether anybody listens."""
+        return len(self._subscriptions) > 0
+
+    def publish(self, events: Iterable[CacheEvent]) -> None:
+        """Put events into every open subscription; never waits."""
+        for event in events:
+            self.published += 1
+            for subscription in tuple(self._subscriptions):
+                self.dropped += not subscription.put(event)
+
+    def add(self, subscription: Subscription) -> None:
+        """Deliver to it from now on."""
+        self._subscriptions.add(subscription)
+
+    def remove(self, subscription: Subscription) -> None:
+        """Deliver no more to it. Idempotent."""
+        self._subscriptions.discard(subscription)
+
+    def close(self) -> None:
+        """End every subscription after what it still holds."""
+        for subscription in tuple(self._subscriptions):
+            subscription.end()
+        self._subscriptions.clear()
