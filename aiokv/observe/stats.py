@@ -1,6 +1,7 @@
 """What the runtime counts and times: plain integers and fixed-bucket histograms, written by the loop's thread alone.
 
-Recording costs tens of nanoseconds; the collector in `aiokv.observe.metrics` reads everything at scrape time.
+Recording costs tens of nanoseconds; the collector in `aiokv.observe.metrics` reads everything at scrape time, from any
+thread. The one thing a scrape writes here is the flag `check_due`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Final, final
 
 from aiokv.model.ids import Direction
 
-__all__ = ["CLEANUP_BUCKETS", "LEASE_BUCKETS", "TRANSFER_BUCKETS", "CancelStage", "Histogram", "Polls", "Stats"]
+__all__ = [
+    "CLEANUP_BUCKETS",
+    "LEASE_BUCKETS",
+    "TRANSFER_BUCKETS",
+    "CancelStage",
+    "Histogram",
+    "Invariant",
+    "Polls",
+    "Stats",
+]
 
 TRANSFER_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Seconds: from one small block to a whole long prompt."""
@@ -33,6 +43,25 @@ class CancelStage(Enum):
 
     QUEUED = "queued"
     INFLIGHT = "inflight"
+
+
+class Invariant(Enum):
+    """What must hold of the counts at any time. Each is a metric label."""
+
+    CORE = "core"
+    """The core found its own books wrong."""
+    COUNTER = "counter"
+    """A counter never falls."""
+    IDLE = "idle"
+    """Without leases and transfers nothing is reserved."""
+    LEASES = "leases"
+    """Opened less closed is what is live."""
+    METRICS = "metrics"
+    """Reading the counts raises nothing."""
+    POOLS = "pools"
+    """The states of a pool sum to its capacity, and none is negative."""
+    TRANSFERS = "transfers"
+    """What was submitted has ended or is in flight."""
 
 
 @final
@@ -58,15 +87,17 @@ class Stats:
     """Everything a runtime counts beside the core's own counters."""
 
     __slots__ = (
-        "admission_seconds",
         "cancellations",
+        "check_due",
         "lease_seconds",
         "lookup_seconds",
-        "metrics_faults",
+        "opened_at",
         "polls",
         "queue_wait_seconds",
+        "queued_blocks",
         "transfer_bytes",
         "transfer_seconds",
+        "violations",
     )
 
     def __init__(self) -> None:
@@ -76,12 +107,16 @@ class Stats:
         """From submission until the completion was seen."""
         self.queue_wait_seconds = {direction: Histogram(TRANSFER_BUCKETS) for direction in Direction}
         """From the moment a transfer could run until it was submitted."""
+        self.queued_blocks = dict.fromkeys(Direction, 0)
+        """Blocks that wait for their stream now; those nobody wants any more count until it is their turn."""
         self.lookup_seconds = Histogram(CLEANUP_BUCKETS)
         """One admission attempt: lookup, plan, pin."""
-        self.admission_seconds = Histogram(LEASE_BUCKETS)
-        """From the first attempt until the request was admitted."""
         self.lease_seconds = Histogram(LEASE_BUCKETS)
         """From admission until everything was given back."""
+        self.opened_at: dict[int, float] = {}
+        """When each open lease was admitted, oldest first, in seconds of the monotonic clock."""
         self.polls = dict.fromkeys(Polls, 0)
         self.cancellations = dict.fromkeys(CancelStage, 0)
-        self.metrics_faults = 0
+        self.check_due = False
+        """A scrape asks the loop's thread to look at the invariants, between two steps of its own."""
+        self.violations = dict.fromkeys(Invariant, 0)
