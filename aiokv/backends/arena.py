@@ -78,6 +78,11 @@ class Layout:
         """Bytes of one CPU slot: the largest group's block. To size the pool by bytes, ask a layout of 0 CPU blocks."""
         return max(self.block_bytes(group.name) for group in self.geometry.groups)
 
+    @property
+    def gpu_block_bytes(self) -> int:
+        """Bytes behind one GPU slot over all groups, memory that groups share counted once; 0 without arenas."""
+        return sum(fragment.num_bytes for fragment in {f for own in self.fragments.values() for f in own})
+
     def _cut(self, tensors: Sequence[TensorView]) -> tuple[Fragment, ...]:
         """The fragments of one group; memory named twice in it (layers that share their KV) is copied once."""
         return tuple(dict.fromkeys(f for view in tensors for f in find_fragments(view, gpu_blocks=self.gpu_blocks)))

@@ -9,9 +9,11 @@ from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend
 from aiokv.backends.host import HostBackend
 from aiokv.errors import ConfigError
+from aiokv.model.ids import Tier
+from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
 
-__all__ = ["choose_backend", "plan_layout"]
+__all__ = ["choose_backend", "describe", "plan_layout"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,14 @@ def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -
             raise ConfigError("cpu_bytes needs the engine's tensors: without arenas give cpu_blocks")
         cpu_blocks = config.cpu_size_bytes // empty.cpu_block_bytes
     return _layout(config, arenas, cpu_blocks=cpu_blocks)
+
+
+def describe(backend: Backend, layout: Layout) -> RuntimeFacts:
+    """What the metrics say of a runtime beside its counts."""
+    from aiokv import __version__  # not known yet while the package is being imported
+
+    slot_bytes = {Tier.GPU: layout.gpu_block_bytes, Tier.CPU: layout.cpu_block_bytes}
+    return RuntimeFacts(version=__version__, backend=backend.name, slot_bytes=slot_bytes)
 
 
 def _layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]], *, cpu_blocks: int) -> Layout:

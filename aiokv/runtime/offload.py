@@ -25,6 +25,7 @@ from aiokv.core.counters import Closing
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
+from aiokv.observe.checks import check_invariants
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
 from aiokv.runtime.leaks import LeakBox
@@ -42,7 +43,6 @@ class Offloader:
         "_drained",
         "_is_detached",
         "_is_open",
-        "_opened_at",
         "_owner",
         "_scheduled",
         "_seen_generation",
@@ -77,7 +77,6 @@ class Offloader:
         self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
         self._seen_generation = core.capacity_generation
         self._settled: dict[int, list[Callable[[], None]]] = {}
-        self._opened_at: dict[int, float] = {}
         self._drained: list[asyncio.Future[None]] = []
         if backend.wake_mode is WakeMode.DOORBELL:
             backend.attach_doorbell(self.bridge.ring)
@@ -107,7 +106,7 @@ class Offloader:
         result = self.core.try_acquire(request)
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
         if isinstance(result, LeaseRecord):
-            self._opened_at[result.lease_id] = time.monotonic()
+            self.stats.opened_at[result.lease_id] = time.monotonic()
         self.progress()
         return result
 
@@ -117,7 +116,7 @@ class Offloader:
             self.core.finish(record)
         else:
             self.core.release(record, how=how)
-        opened = self._opened_at.pop(record.lease_id, None)
+        opened = self.stats.opened_at.pop(record.lease_id, None)
         if opened is not None:
             self.stats.lease_seconds.observe(time.monotonic() - opened)
         self._tell(record.lease_id)
@@ -163,6 +162,8 @@ class Offloader:
             self.schedule(self._work)
         if self.core.capacity_generation != self._seen_generation:
             self.schedule(self._serve)
+        if self.stats.check_due:
+            check_invariants(self.core, self.stats)
         if self._drained and self.is_idle:
             waiting, self._drained = self._drained, []
             for future in waiting:

@@ -24,7 +24,7 @@ from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
-from aiokv.runtime.backend_choice import choose_backend, plan_layout
+from aiokv.runtime.backend_choice import choose_backend, describe, plan_layout
 from aiokv.runtime.closing import Closing
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
@@ -75,7 +75,7 @@ class KVRuntime:
         offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
         self._closing = Closing(offloader)
         self._offloader = offloader
-        self.collector.attach(core, stats=offloader.stats)
+        self.collector.attach(core, stats=offloader.stats, facts=describe(backend, layout))
 
     async def aclose(self) -> None:
         """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""

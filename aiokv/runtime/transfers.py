@@ -50,19 +50,17 @@ class TransferRunner:
         self._on_progress = on_progress
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
 
-    def queued_blocks(self, direction: Direction) -> int:
-        """Blocks of transfers that wait for the stream."""
-        return sum(len(t) for t, _ in self._queues[direction] if t.state is TransferState.QUEUED)
-
     def enqueue(self, transfer: Transfer) -> None:
         """Submit now, or as soon as the stream has room."""
         self._queues[transfer.direction].append((transfer, time.monotonic()))
+        self._stats.queued_blocks[transfer.direction] += len(transfer)
         self._submit_queued(transfer.direction)
 
     def _submit_queued(self, direction: Direction) -> None:
         queue = self._queues[direction]
         while queue and self._bridge.depth(direction) < STREAM_DEPTH:
             transfer, queued_at = queue.popleft()
+            self._stats.queued_blocks[direction] -= len(transfer)
             if transfer.state is TransferState.QUEUED:
                 self._submit(transfer, queued_at=queued_at)
 
