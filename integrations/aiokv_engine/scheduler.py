@@ -65,6 +65,11 @@ class Answer:
     first_token_s: float
     load_s: float
 
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The answer's tokens, the one that ended it included."""
+        return tuple(token.token_id for token in self.tokens)
+
 
 @final
 class Engine:

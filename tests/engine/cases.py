@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 import torch
 from torch import Tensor
 
-from aiokv import CacheGeometry, FullAttention, KVRuntime, RuntimeConfig
 from aiokv_engine.llama import LlamaModel
-from aiokv_engine.paged_attention import DecodeRow, make_arenas
-from aiokv_engine.scheduler import GROUP, Answer, Engine
+from aiokv_engine.paged_attention import DecodeRow
+from aiokv_engine.scheduler import Answer
+from aiokv_engine.serving import Serving, Sizes, open_serving
 
 BLOCK_SIZE = 16
 PATIENCE = 10  # seconds; only a test that fails waits that long
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """An open engine, its runtime and its memory."""
-
-    engine: Engine
-    kv: KVRuntime
-    arenas: list[Tensor]
-
-
-@asynccontextmanager
-async def serving(model: LlamaModel, *, gpu_blocks: int = 64, cpu_blocks: int = 128) -> AsyncIterator[Case]:
+def serving(model: LlamaModel, *, gpu_blocks: int = 64, cpu_blocks: int = 128) -> AbstractAsyncContextManager[Serving]:
     """Opens a runtime and an engine over the host backend."""
-    config = model.config
-    shape = (gpu_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    arenas = make_arenas(shape, layers=config.num_layers, dtype=model.dtype)
-    geometry = CacheGeometry(groups=(FullAttention(GROUP, block_size=BLOCK_SIZE),), hash_block_size=BLOCK_SIZE)
-    settings = RuntimeConfig(geometry=geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, backend="host")
-    async with KVRuntime(settings, arenas={GROUP: arenas}) as kv, Engine(model, kv=kv, arenas=arenas) as engine:
-        yield Case(engine=engine, kv=kv, arenas=arenas)
+    return open_serving(model, sizes=Sizes(gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, block_size=BLOCK_SIZE))
 
 
 def prompt_of(length: int, *, seed: int = 0) -> list[int]:
@@ -50,11 +33,6 @@ def prompt_of(length: int, *, seed: int = 0) -> list[int]:
 def logits_of(answer: Answer) -> Tensor:
     """Returns the logits behind every token of the answer, `[tokens, vocabulary]`."""
     return torch.stack([token.logits for token in answer.tokens])
-
-
-def ids_of(answer: Answer) -> list[int]:
-    """Returns the answer's token ids."""
-    return [token.token_id for token in answer.tokens]
 
 
 class Gate:

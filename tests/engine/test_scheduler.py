@@ -14,8 +14,9 @@ from aiokv.testing import evict
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import DECODE_ROWS
 from aiokv_engine.scheduler import GROUP, Answer, Ready, Request
+from aiokv_engine.serving import Serving
 from aiokv_engine.steps import EngineClosed
-from tests.engine.cases import BLOCK_SIZE, PATIENCE, Case, Gate, ids_of, logits_of, prompt_of, serving
+from tests.engine.cases import BLOCK_SIZE, PATIENCE, Gate, logits_of, prompt_of, serving
 
 PROMPT = prompt_of(3 * 64 + 9)
 HIT = 3 * 64
@@ -23,12 +24,12 @@ NEW = 6
 
 
 async def ask(
-    case: Case, prompt: list[int], *, name: str = "request", new: int = NEW, salt: str | None = None
+    case: Serving, prompt: list[int], *, name: str = "request", new: int = NEW, salt: str | None = None
 ) -> Answer:
     return await case.engine.generate(Request(request_id=name, token_ids=prompt, max_new_tokens=new, salt=salt))
 
 
-async def assert_all_given_back(case: Case) -> None:
+async def assert_all_given_back(case: Serving) -> None:
     """Nothing is pinned or reserved, and one request can have the whole pool."""
     await case.kv.drain()
     audit = case.kv.audit()
@@ -83,21 +84,21 @@ async def test_many_conversations_at_once_answer_as_each_alone(tiny_llama: Llama
         crowd = await asyncio.gather(*calls)
         await assert_all_given_back(case)
     for expected, found in zip(alone, crowd, strict=True):
-        assert ids_of(found) == ids_of(expected)
+        assert found.token_ids == expected.token_ids
         assert torch.equal(logits_of(found), logits_of(expected))
 
 
 async def test_an_answer_ends_with_a_stop_token(tiny_llama: LlamaModel) -> None:
     async with serving(tiny_llama) as case:
-        full = ids_of(await ask(case, PROMPT))
+        full = (await ask(case, PROMPT)).token_ids
         request = Request(request_id="b", token_ids=PROMPT, max_new_tokens=NEW, stop_ids=frozenset({full[2]}))
-        stopped = ids_of(await case.engine.generate(request))
+        stopped = (await case.engine.generate(request)).token_ids
     assert stopped == full[: full.index(full[2]) + 1]
 
 
 async def test_tokens_are_streamed_and_a_reader_may_leave(tiny_llama: LlamaModel) -> None:
     async with serving(tiny_llama) as case:
-        full = ids_of(await ask(case, PROMPT))
+        full = (await ask(case, PROMPT)).token_ids
         seen = []
         async with aclosing(
             case.engine.stream(Request(request_id="b", token_ids=PROMPT, max_new_tokens=NEW))
@@ -106,7 +107,7 @@ async def test_tokens_are_streamed_and_a_reader_may_leave(tiny_llama: LlamaModel
                 seen.append(token.token_id)
                 if len(seen) == 2:
                     break
-        assert seen == full[:2]
+        assert tuple(seen) == full[:2]
         await assert_all_given_back(case)
 
 
