@@ -182,7 +182,7 @@ def test_long_prompts_end_at_the_first_missing_block(missing: int) -> None:
 def test_longest_valid_equals_the_oracle() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=1200)
+    @settings(max_examples=1000)
     @given(cases())
     def check(case: Case) -> None:
         length = case.oracle()
@@ -199,7 +199,7 @@ def test_longest_valid_equals_the_oracle() -> None:
 def test_attribution_equals_the_oracle() -> None:
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=800)
+    @settings(max_examples=500)
     @given(cases() | cases(NOTHING_MISSING))
     def check(case: Case) -> None:
         geometry, length, sources = case.geometry, case.oracle(), case.oracle_sources()
@@ -218,7 +218,7 @@ def test_attribution_equals_the_oracle() -> None:
     assert min(seen[kind] for kind in ("cpu", "interleaved", "skipped by all")) >= 20, seen
 
 
-@settings(max_examples=400)
+@settings(max_examples=300)
 @given(cases(), st.data())
 def test_more_residency_never_shortens_the_hit(case: Case, data: st.DataObject) -> None:
     more = {}
@@ -233,7 +233,7 @@ def test_more_residency_never_shortens_the_hit(case: Case, data: st.DataObject) 
     assert replace(case, layout=more).lookup() >= case.lookup()
 
 
-@settings(max_examples=400)
+@settings(max_examples=300)
 @given(cases())
 def test_lookup_in_both_tiers_equals_the_oracle_and_probes_each_key_once(case: Case) -> None:
     geometry = case.geometry
