@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
@@ -115,7 +116,7 @@ def read_interleaved_runs(view: View) -> Iterable[Reading]:
     counts = [0] * (len(RUN_BOUNDS) + 1)
     total = 0
     for switches, requests in view.core.counters.interleaved_runs.items():
-        counts[sum(switches > bound for bound in RUN_BOUNDS)] += requests
+        counts[bisect_left(RUN_BOUNDS, switches)] += requests
         total += switches * requests
     yield Reading((), Buckets(RUN_BOUNDS, tuple(counts), total))
 
