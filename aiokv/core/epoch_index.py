@@ -122,6 +122,10 @@ class EpochIndex:
         self._epoch += 1
         self._stale = len(self._index)
 
+    def warm(self, limit: int) -> int:
+        """As `SlotIndex.warm`."""
+        return self._index.warm(limit)
+
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
         found = self._index.check_invariants()

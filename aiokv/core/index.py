@@ -36,10 +36,14 @@ AnySlots = SlotArray | IntArray
 _WAYS: Final = 4
 # At 0.6 one key in ten million is stashed under random churn, at 0.7 one in two thousand.
 _MAX_LOAD: Final = 0.6
+_PAGE: Final = 4096
 _MAX_CAPACITY: Final = 1 << 28
 _MAX_GROUP: Final = (1 << 15) - 2
 _STASHED: Final = -1
 _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
+
+# Keys probed in one go: their arrays stay in the processor's nearer caches.
+_AT_ONCE: Final = 2048
 
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _TAG_SHIFT: Final = np.array(48, np.uint64)
@@ -80,7 +84,7 @@ class SlotIndex:
 
     __slots__ = (
         "_beside", "_buckets", "_count", "_digests", "_entry", "_marks", "_mask", "_owner", "_stash", "_stash_words",
-        "_tags",
+        "_tags", "_warm",
     )  # fmt: skip
 
     def __init__(self, capacity: int) -> None:
@@ -99,6 +103,7 @@ class SlotIndex:
         self._stash: dict[bytes, int] = {}
         self._stash_words: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._count = 0
+        self._warm = 0
 
     def __len__(self) -> int:
         """How many slots are indexed."""
@@ -111,7 +116,10 @@ class SlotIndex:
 
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
-        return self._find(self._probe(keys, group))
+        if len(keys) <= _AT_ONCE:
+            return self._find(self._probe(keys, group))
+        parts = [self.find(keys[i : i + _AT_ONCE], group) for i in range(0, len(keys), _AT_ONCE)]
+        return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
     def is_indexed(self, slots: AnySlots) -> BoolArray:
         """Which of `slots` hold a key."""
@@ -142,19 +150,11 @@ class SlotIndex:
             raise UsageError(f"{len(slots)} slots but {len(keys)} keys")
         if np.count_nonzero(self._owner.take(slots)):
             raise UsageError("a slot holds one key at a time")
-        probe = self._probe(keys, group)
-        new = np.logical_not(self._find(probe).present)
-        _clear_repeats(new, keys)
-        if np.count_nonzero(new) < len(new):
-            slots = slots[new]
-            probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
-        slots = slots.astype(np.int64)
-        # One 32-byte item a row, since numpy scatters rows of four words slowly.
-        self._digests.view(_DIGEST)[:, 0][slots] = probe.keys.view(_DIGEST)[:, 0]
-        self._owner[slots] = probe.owner
-        self._count += len(slots)
-        self._place(slots, probe)
-        return new
+        if len(keys) <= _AT_ONCE:
+            return self._insert(slots, keys, group=group)
+        starts = range(0, len(keys), _AT_ONCE)
+        parts = [self._insert(slots[i : i + _AT_ONCE], keys[i : i + _AT_ONCE], group=group) for i in starts]
+        return np.concatenate(parts)
 
     def remove(self, slots: AnySlots) -> None:
         """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""
@@ -169,6 +169,16 @@ class SlotIndex:
         self._tags[entries] = 0
         self._owner[slots] = 0
         self._count -= len(slots)
+
+    def warm(self, limit: int) -> int:
+        """Touch the pages of the next `limit` buckets, so that no later call pays for them; returns how many are left.
+
+        Keys are spread over all buckets: without this the first batches of a large index fault most of its pages in.
+        """
+        start, self._warm = self._warm, min(self._warm + limit, len(self._buckets))
+        self._buckets[start : self._warm : _PAGE // 8] |= np.uint64(0)
+        self._beside[_WAYS * start : _WAYS * self._warm : _PAGE // 4] |= np.int32(0)
+        return len(self._buckets) - self._warm
 
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
@@ -233,6 +243,21 @@ class SlotIndex:
             if slot != _STASHED:
                 answer.present[row] = True
                 answer.slots[row] = slot
+
+    def _insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+        probe = self._probe(keys, group)
+        new = np.logical_not(self._find(probe).present)
+        _clear_repeats(new, keys)
+        if np.count_nonzero(new) < len(new):
+            slots = slots[new]
+            probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
+        slots = slots.astype(np.int64)
+        # One 32-byte item a row, since numpy scatters rows of four words slowly.
+        self._digests.view(_DIGEST)[:, 0][slots] = probe.keys.view(_DIGEST)[:, 0]
+        self._owner[slots] = probe.owner
+        self._count += len(slots)
+        self._place(slots, probe)
+        return new
 
     def _place(self, slots: IntArray, probe: _Probe) -> None:
         """Give each key the first empty way of its emptiest bucket; those that lose a way to another key try again.

@@ -131,10 +131,9 @@ class Pool:
 
     def counts(self) -> PoolCounts:
         """All counts as one value; O(1)."""
-        free, reserved, resident = self.free_count, self.reserved_count, self.resident_count
         return PoolCounts(
-            free=free, reserved=reserved, resident=resident, quarantined=self.quarantined_count,
-            evictable=self.evictable_count, claimed=self._claimed,
+            free=self.free_count, reserved=self.reserved_count, resident=self.resident_count,
+            quarantined=self._quarantined_count, evictable=self.evictable_count, claimed=self._claimed,
         )  # fmt: skip
 
     def find(self, keys: DigestArray, group: int) -> Found:
@@ -278,22 +277,18 @@ class Pool:
             self._discard(self._index.stale_between(start, self._cursor))
         return self._index.stale_count
 
+    def warm(self, limit: int) -> int:
+        """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
+        return self._index.warm(limit)
+
     def fingerprint(self) -> str:
         """A digest of pins, keys, eviction order and order of reuse; equal pools print equal. O(capacity)."""
         end = self._free.fresh
         indexed = self._index.indexed_between(0, end).nonzero()[0]
-        parts = (
-            self._pins[:end],
-            self._quarantined[:end],
-            indexed,
-            self._index.is_stale(indexed),
-            self._index.key_of(indexed),
-            self._index.group_of(indexed),
-            self._queue.peek(len(self._queue), 1 << 62),
-            self._free.returned,
-        )
+        keys = (indexed, self._index.is_stale(indexed), self._index.key_of(indexed), self._index.group_of(indexed))
+        order = (self._queue.peek(len(self._queue), 1 << 62), self._free.returned)
         digest = hashlib.sha256(repr((end, self._claimed, self.epoch)).encode())
-        for part in parts:
+        for part in (self._pins[:end], self._quarantined[:end], *keys, *order):
             digest.update(part.tobytes())
         return digest.hexdigest()
 

@@ -336,6 +336,20 @@ def test_an_impossible_pool_is_refused(capacity: int, first_slot: int) -> None:
         Pool(Tier.CPU, capacity=capacity, first_slot=first_slot)
 
 
+def test_warming_in_slices_ends_and_changes_nothing() -> None:
+    pool = Pool(Tier.CPU, capacity=20_000)
+    slots = fill(pool, KEYS)
+    before = pool.fingerprint()
+    left = [pool.warm(1000)]
+    while left[-1]:
+        left.append(pool.warm(1000))
+    assert left == sorted(left, reverse=True)
+    assert len(left) > 5
+    assert pool.warm(1000) == 0
+    assert pool.fingerprint() == before
+    assert pool.find(KEYS, 0).slots.tolist() == slots.tolist()
+
+
 def test_a_slot_that_was_never_used_costs_at_most_40_bytes() -> None:
     before = resident_bytes()
     pool = Pool(Tier.CPU, capacity=4_000_000)

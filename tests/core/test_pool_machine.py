@@ -326,4 +326,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=250, stateful_step_count=40)
+TestPoolMachine.settings = settings(max_examples=200, stateful_step_count=25)
