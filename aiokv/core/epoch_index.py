@@ -15,8 +15,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.core.index import AnySlots, SlotIndex
-from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
+from aiokv.core.index import SlotIndex
+from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, GroupArray
 from aiokv.model.ids import BoolArray, DigestArray, IntArray
 from aiokv.model.plan import Found
 

@@ -10,7 +10,7 @@ from typing import final
 
 import numpy as np
 
-from aiokv.core.index import AnySlots
+from aiokv.core.pool_values import AnySlots
 from aiokv.model.ids import SlotArray
 
 __all__ = ["FreeList"]

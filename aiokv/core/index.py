@@ -23,15 +23,12 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.core.pool_values import GroupArray
+from aiokv.core.pool_values import AnySlots, GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 
-__all__ = ["AnySlots", "SlotIndex"]
-
-AnySlots = SlotArray | IntArray
-"""Slots, shape `[n]`; `int64` saves numpy a conversion at each gather and scatter."""
+__all__ = ["SlotIndex"]
 
 _WAYS: Final = 4
 # At 0.6 one key in ten million is stashed under random churn, at 0.7 one in two thousand.
@@ -212,8 +209,11 @@ class SlotIndex:
         entries = probe.buckets.ravel().take(matches >> _LOG_WAYS) << _LOG_WAYS
         entries |= matches & _WAY_MASK
         slots = self._beside.take(entries)
-        if len(slots) == n and self._all_verified(slots, probe):
-            return Found(np.ones(n, np.bool_), slots)
+        if len(slots) == n:
+            present = self._owner.take(slots) == probe.owner
+            # Comparing bytes is numpy's shortest way on short batches.
+            if np.count_nonzero(present) == n and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
+                return Found(present, slots)
         asked = matches >> _LOG_PROBES
         same = np.equal(self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0))
         verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
@@ -225,13 +225,6 @@ class SlotIndex:
         if self._stash:
             self._find_stashed(probe, answer)
         return answer
-
-    def _all_verified(self, slots: SlotArray, probe: _Probe) -> bool:
-        """Whether slot i holds key i, for each i; comparing bytes is numpy's shortest way on short batches."""
-        own = self._owner.take(slots) == probe.owner
-        if np.count_nonzero(own) < len(slots):
-            return False
-        return self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes()
 
     def _find_stashed(self, probe: _Probe, answer: Found) -> None:
         missing = np.logical_not(answer.present).nonzero()[0]

@@ -33,7 +33,7 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.core.index import AnySlots
+from aiokv.core.pool_values import AnySlots
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, IntArray, SlotArray
 

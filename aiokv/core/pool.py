@@ -35,9 +35,8 @@ from numpy.typing import NDArray
 
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
-from aiokv.core.index import AnySlots
 from aiokv.core.lru import EvictionQueue
-from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray, NamedSlots, PoolCounts
+from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, GroupArray, NamedSlots, PoolCounts
 from aiokv.errors import ForeignBlock, UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found

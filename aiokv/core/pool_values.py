@@ -1,4 +1,4 @@
-"""What a pool answers with: named slots, evicted keys, counts."""
+"""What a pool takes and answers with: slots, evicted keys, named slots, counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import DigestArray, SlotArray
+from aiokv.model.ids import DigestArray, IntArray, SlotArray
 
-__all__ = ["NOTHING_EVICTED", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
+__all__ = ["NOTHING_EVICTED", "AnySlots", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
 
+AnySlots = SlotArray | IntArray
+"""Slots, shape `[n]`; `int64` saves numpy a conversion at each gather and scatter."""
 GroupArray = NDArray[np.int16]
 """Group indices, shape `[n]`."""
 

@@ -115,11 +115,11 @@ def test_a_queue_needs_a_slot() -> None:
         EvictionQueue(0)
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(data=st.data(), capacity=st.integers(1, 12))
 def test_any_sequence_of_calls_keeps_the_order(data: st.DataObject, capacity: int) -> None:
     queue, naive = EvictionQueue(capacity), NaiveQueue()
-    for _ in range(data.draw(st.integers(1, 40))):
+    for _ in range(data.draw(st.integers(1, 25))):
         queued = list(naive.order)
         idle = sorted(set(range(capacity)) - set(queued))
         match data.draw(st.sampled_from(["push", "push", "drop", "renew", "pop"])):

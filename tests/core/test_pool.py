@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -334,33 +332,3 @@ def test_equal_pools_print_equal() -> None:
 def test_an_impossible_pool_is_refused(capacity: int, first_slot: int) -> None:
     with pytest.raises(UsageError):
         Pool(Tier.CPU, capacity=capacity, first_slot=first_slot)
-
-
-def test_warming_in_slices_ends_and_changes_nothing() -> None:
-    pool = Pool(Tier.CPU, capacity=20_000)
-    slots = fill(pool, KEYS)
-    before = pool.fingerprint()
-    left = [pool.warm(1000)]
-    while left[-1]:
-        left.append(pool.warm(1000))
-    assert left == sorted(left, reverse=True)
-    assert len(left) > 5
-    assert pool.warm(1000) == 0
-    assert pool.fingerprint() == before
-    assert pool.find(KEYS, 0).slots.tolist() == slots.tolist()
-
-
-def test_a_slot_that_was_never_used_costs_at_most_40_bytes() -> None:
-    before = resident_bytes()
-    pool = Pool(Tier.CPU, capacity=4_000_000)
-    fill(pool, KEYS)
-    assert resident_bytes() - before < 4_000_000 * 40
-    assert pool.find(KEYS, 0).present.all()
-
-
-def resident_bytes() -> int:
-    """Memory of this process; skips where the system does not tell."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        pytest.skip("needs /proc")
-    return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
