@@ -10,6 +10,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["ByteCursor", "MalformedBytes"]
+
 
 class MalformedBytes(Exception):
     """The bytes do not hold what their own counts promise. Translated by the reader that knows the file's name."""

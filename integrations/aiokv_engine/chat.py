@@ -14,6 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from aiokv.errors import UsageError
 from aiokv_engine.gguf import GgufFile
 
+__all__ = ["ChatTemplate", "Message"]
+
 Message: TypeAlias = Mapping[str, str]  # "role" ("system", "user" or "assistant") and "content"
 
 

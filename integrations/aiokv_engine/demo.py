@@ -27,10 +27,12 @@ from aiokv.runtime.config_file import LoadedSettings, Settings, SettingSource, l
 if TYPE_CHECKING:
     from aiokv_engine.demo_report import Report
 
-NAME: Final = "demo"
-GPU_BLOCKS: Final = 72  # the long prompt with its answer, and too few for the conversations
-CPU_BLOCKS: Final = 320
-LEAST_SPEEDUP: Final = 5.0
+__all__ = ["Dtype", "DtypeOption", "ModelOption", "SpeedupOption", "ThreadsOption", "register"]
+
+_NAME: Final = "demo"
+_GPU_BLOCKS: Final = 72  # the long prompt with its answer, and too few for the conversations
+_CPU_BLOCKS: Final = 320
+_LEAST_SPEEDUP: Final = 5.0
 
 
 class Dtype(StrEnum):
@@ -50,7 +52,7 @@ SpeedupOption = Annotated[float, typer.Option(min=0, help="Fail if a CPU hit is 
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    app.command(NAME)(_demo)
+    app.command(_NAME)(_demo)
 
 
 def _demo(
@@ -61,7 +63,7 @@ def _demo(
     gpu_blocks: GpuBlocksOption = None,
     cpu_blocks: CpuBlocksOption = None,
     torch_threads: ThreadsOption = 1,
-    min_speedup: SpeedupOption = LEAST_SPEEDUP,
+    min_speedup: SpeedupOption = _LEAST_SPEEDUP,
     show_config: PrintConfigOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,9 +89,9 @@ def _load_settings(file: Path | None, *, arguments: dict[str, object]) -> Loaded
         raise ConfigError("the demo counts its CPU pool in blocks: give cpu_blocks instead of cpu_bytes")
     settings = loaded.settings
     if "gpu_blocks" not in given:
-        settings = replace(settings, gpu_blocks=GPU_BLOCKS)
+        settings = replace(settings, gpu_blocks=_GPU_BLOCKS)
     if "cpu_blocks" not in given:
-        settings = replace(settings, cpu_blocks=CPU_BLOCKS)
+        settings = replace(settings, cpu_blocks=_CPU_BLOCKS)
     return LoadedSettings(settings=settings, sources=loaded.sources)
 
 

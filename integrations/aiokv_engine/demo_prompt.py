@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import final
+from typing import Final, final
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -17,7 +17,9 @@ from aiokv_engine.scheduler import GROUP, Answer, Ready, Request
 from aiokv_engine.selfcheck import POISON, Comparison
 from aiokv_engine.serving import Serving
 
-STRIPE = 8  # blocks kept, then as many evicted, for the interleaved run
+__all__ = ["LongPrompt", "Moment", "Reference", "answer_from_every_tier", "ignore_moment"]
+
+_STRIPE: Final = 8  # blocks kept, then as many evicted, for the interleaved run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ async def answer_from_every_tier(prompt: "LongPrompt", *, step: Callable[[str], 
     await prompt.overwrite_gpu()
     cpu_hit = await prompt.run(CPU_HIT)
     step("interleaved tiers")
-    await prompt.evict(block for block in range(prompt.published_blocks) if block // STRIPE % 2)
+    await prompt.evict(block for block in range(prompt.published_blocks) if block // _STRIPE % 2)
     return cold, gpu_hit, cpu_hit, await prompt.run(INTERLEAVED)
 
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-COLD, GPU_HIT, CPU_HIT, INTERLEAVED = "cold", "gpu_hit", "cpu_hit", "interleaved"
-LEAST_SWITCHES = 3
-SCHEMA_VERSION = 1
+__all__ = ["SCHEMA_VERSION", "AuditFindings", "Concurrent", "Report", "Run", "find_faults", "print_report"]
 
-EXPLANATIONS = {
+COLD, GPU_HIT, CPU_HIT, INTERLEAVED = "cold", "gpu_hit", "cpu_hit", "interleaved"
+_LEAST_SWITCHES: Final = 3
+SCHEMA_VERSION: Final = 1
+
+_EXPLANATIONS: Final = {
     COLD: "nothing cached",
     GPU_HIT: "the prefix is in the GPU pool",
     CPU_HIT: "GPU pool evicted and overwritten, the prefix comes from the CPU pool",
@@ -139,7 +142,7 @@ def _source_faults(report: Report) -> Iterable[str]:
         if found[name] != expected:
             yield f"{name}: {found[name]} tokens came from GPU and CPU, {expected} expected"
     mixed = report.run(INTERLEAVED)
-    if mixed.gpu_tokens + mixed.cpu_tokens != reusable or mixed.source_switches < LEAST_SWITCHES:
+    if mixed.gpu_tokens + mixed.cpu_tokens != reusable or mixed.source_switches < _LEAST_SWITCHES:
         yield f"{INTERLEAVED}: {found[INTERLEAVED]} tokens with {mixed.source_switches} switches"
     if not reusable:
         yield "nothing was reused"
@@ -153,7 +156,9 @@ def print_report(report: Report, *, console: Console) -> None:
         "pool. Both pools lie in this machine's memory: no GPU is used.\n"
     )
     console.print(_runs_table(report))
-    console.print(Panel(escape(report.answer.strip()), title="the model's answer, the same in every run", expand=False))
+    console.print(
+        Panel(escape(report.answer.strip()), title="what the model wrote, computed without a cache", expand=False)
+    )
     talk = report.concurrent
     console.print(
         f"\n[bold]{talk.requests} conversations at once[/], {talk.turns} turns each, too many for the GPU pool: "
@@ -184,7 +189,7 @@ def _runs_table(report: Report) -> Table:
 
 def _explanation(run: Run) -> str:
     switches = f"; {run.source_switches} switches between the tiers" if run.source_switches else ""
-    return EXPLANATIONS[run.name] + switches
+    return _EXPLANATIONS[run.name] + switches
 
 
 def _mark(equal: bool) -> str:  # noqa: FBT001  # formats one boolean

@@ -7,6 +7,7 @@ where nothing is ever reused.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -20,9 +21,11 @@ from aiokv_engine.scheduler import Request
 from aiokv_engine.selfcheck import Comparison, check_numerics
 from aiokv_engine.serving import Sizes, open_serving
 
-LONGEST_PROMPT = 1_100  # tokens; of a longer one the end is taken
-SHORTEST_PROMPT = 600  # tokens; a shorter one gives no interleaved run
-STEPS = 1 + 1 + len(CONVERSATIONS) + 4 + 1  # how often `run_demo` calls `step`
+__all__ = ["STEPS", "DemoSettings", "run_demo"]
+
+_LONGEST_PROMPT: Final = 1_100  # tokens; of a longer one the end is taken
+_SHORTEST_PROMPT: Final = 600  # tokens; a shorter one gives no interleaved run
+STEPS: Final = 1 + 1 + len(CONVERSATIONS) + 4 + 1  # how often `run_demo` calls `step`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +85,11 @@ async def run_demo(
 def _long_request(loaded: LoadedModel, *, settings: DemoSettings) -> Request:
     """Returns the request for the long prompt, once it is clear that model and pools can take it."""
     text = loaded.template.render([{"role": "user", "content": f"{STORY}\n\n{QUESTION}"}])
-    room = min(LONGEST_PROMPT, loaded.llama.config.max_positions - settings.new_tokens)
+    room = min(_LONGEST_PROMPT, loaded.llama.config.max_positions - settings.new_tokens)
     prompt = loaded.tokenizer.encode(text)[-max(1, room) :]
-    if len(prompt) < SHORTEST_PROMPT:
+    if len(prompt) < _SHORTEST_PROMPT:
         raise ConfigError(
-            f"the demo's prompt has {len(prompt)} tokens in this model, at least {SHORTEST_PROMPT} needed"
+            f"the demo's prompt has {len(prompt)} tokens in this model, at least {_SHORTEST_PROMPT} needed"
         )
     sizes = settings.sizes
     gpu_blocks = -(-(len(prompt) + settings.new_tokens) // sizes.block_size) + 1

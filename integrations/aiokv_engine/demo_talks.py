@@ -11,6 +11,8 @@ from aiokv_engine.demo_texts import CONVERSATIONS, Conversation
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.scheduler import Engine, Request
 
+__all__ = ["Talks", "Turn", "compare_talks"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:

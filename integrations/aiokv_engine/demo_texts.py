@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+__all__ = ["CONVERSATIONS", "QUESTION", "STORY", "Conversation"]
+
 STORY: Final = """\
 The town of Lower Marsh has two libraries, and for a hundred years nobody has been able to explain to visitors why \
 it needs both. The small one stands on the market square. It has one room, a stove, two long tables and shelves for \

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, Final, TypeAlias, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,19 +22,21 @@ from gguf.quants import dequantize
 from aiokv.errors import ConfigError
 from aiokv_engine.byte_cursor import ByteCursor, MalformedBytes
 
+__all__ = ["GgufError", "GgufFile", "TensorInfo", "Value", "read_gguf"]
+
 Value: TypeAlias = "int | float | bool | str | tuple[str, ...] | npt.NDArray[Any]"
 T = TypeVar("T", int, float, bool, str)
 
-MAGIC = 0x46554747  # "GGUF"
-VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32
-MAX_METADATA_BYTES = 256 * 2**20
-MAX_DIMENSIONS = 4
-MAX_KEY_BYTES = 2**16 - 1
-MAX_NAME_BYTES = 64
-DEQUANTIZE_BLOCKS = 2**15  # quantisation blocks handled at once: bounds the temporary memory
+_MAGIC: Final = 0x46554747  # "GGUF"
+_VERSIONS: Final = (2, 3)
+_DEFAULT_ALIGNMENT: Final = 32
+_MAX_METADATA_BYTES: Final = 256 * 2**20
+_MAX_DIMENSIONS: Final = 4
+_MAX_KEY_BYTES: Final = 2**16 - 1
+_MAX_NAME_BYTES: Final = 64
+_DEQUANTIZE_BLOCKS: Final = 2**15  # quantisation blocks handled at once: bounds the temporary memory
 
-SCALARS: Mapping[GGUFValueType, str] = {
+_SCALARS: Final[Mapping[GGUFValueType, str]] = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
     GGUFValueType.UINT16: "H",
@@ -46,8 +48,8 @@ SCALARS: Mapping[GGUFValueType, str] = {
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
-SMALLEST_ENTRY = 8 + 4 + 1  # bytes of a metadata entry: key length, value type, value
-SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8  # bytes of a tensor table entry: name length, dimensions, type, offset
+_SMALLEST_ENTRY: Final = 8 + 4 + 1  # bytes of a metadata entry: key length, value type, value
+_SMALLEST_TENSOR: Final = 8 + 4 + 8 + 4 + 8  # bytes of a tensor table entry: name length, dimensions, type, offset
 
 
 class GgufError(ConfigError):
@@ -150,16 +152,16 @@ def read_gguf(path: str | PathLike[str]) -> GgufFile:
 
 def _parse(path: Path, *, cursor: ByteCursor) -> GgufFile:
     _check_header(cursor)
-    tensor_count = cursor.count("tensor", smallest=SMALLEST_TENSOR)
-    entry_count = cursor.count("metadata entry", smallest=SMALLEST_ENTRY)
+    tensor_count = cursor.count("tensor", smallest=_SMALLEST_TENSOR)
+    entry_count = cursor.count("metadata entry", smallest=_SMALLEST_ENTRY)
     metadata: dict[str, Value] = {}
     for _ in range(entry_count):
-        key = cursor.text("metadata key", longest=MAX_KEY_BYTES)
+        key = cursor.text("metadata key", longest=_MAX_KEY_BYTES)
         if key in metadata:
             raise MalformedBytes(f"the metadata key {key!r} occurs twice")
         metadata[key] = _read_value(cursor, key=key)
-        if cursor.position > MAX_METADATA_BYTES:
-            raise MalformedBytes(f"its metadata is larger than {MAX_METADATA_BYTES} bytes")
+        if cursor.position > _MAX_METADATA_BYTES:
+            raise MalformedBytes(f"its metadata is larger than {_MAX_METADATA_BYTES} bytes")
     alignment = _find_alignment(metadata)
     infos = [_read_info(cursor) for _ in range(tensor_count)]
     start = -(-cursor.position // alignment) * alignment
@@ -168,15 +170,15 @@ def _parse(path: Path, *, cursor: ByteCursor) -> GgufFile:
 
 
 def _check_header(cursor: ByteCursor) -> None:
-    if cursor.u32() != MAGIC:
+    if cursor.u32() != _MAGIC:
         raise MalformedBytes("it does not start with the letters GGUF")
     version = cursor.u32()
-    if version not in VERSIONS:
-        raise MalformedBytes(f"its version is {version}, supported are {VERSIONS} in little endian")
+    if version not in _VERSIONS:
+        raise MalformedBytes(f"its version is {version}, supported are {_VERSIONS} in little endian")
 
 
 def _find_alignment(metadata: Mapping[str, Value]) -> int:
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
         raise MalformedBytes(f"general.alignment must be a power of two, not {alignment!r}")
     return alignment
@@ -190,7 +192,7 @@ def _read_value(cursor: ByteCursor, *, key: str) -> Value:
         return _read_array(cursor, key=key)
     if kind is GGUFValueType.BOOL:
         return bool(_check_bools(cursor.array("B", count=1), key=key)[0])
-    return cursor.number(SCALARS[kind])
+    return cursor.number(_SCALARS[kind])
 
 
 def _read_array(cursor: ByteCursor, *, key: str) -> Value:
@@ -201,7 +203,7 @@ def _read_array(cursor: ByteCursor, *, key: str) -> Value:
         return tuple([cursor.text(key, longest=cursor.limit) for _ in range(cursor.count(key, smallest=8))])
     if kind is GGUFValueType.BOOL:
         return _check_bools(cursor.array("B", count=cursor.count(key, smallest=1)), key=key)
-    code = SCALARS[kind]
+    code = _SCALARS[kind]
     return cursor.array(code, count=cursor.count(key, smallest=np.dtype(code).itemsize))
 
 
@@ -220,10 +222,10 @@ def _check_bools(values: npt.NDArray[Any], *, key: str) -> npt.NDArray[np.bool_]
 
 def _read_info(cursor: ByteCursor) -> TensorInfo:
     """Reads one entry of the tensor table; its `offset` still counts from the start of the data section."""
-    name = cursor.text("tensor name", longest=MAX_NAME_BYTES)
+    name = cursor.text("tensor name", longest=_MAX_NAME_BYTES)
     dimensions = cursor.u32()
-    if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise MalformedBytes(f"the tensor {name!r} has {dimensions} dimensions, supported are 1 to {MAX_DIMENSIONS}")
+    if not 1 <= dimensions <= _MAX_DIMENSIONS:
+        raise MalformedBytes(f"the tensor {name!r} has {dimensions} dimensions, supported are 1 to {_MAX_DIMENSIONS}")
     shape = tuple(cursor.u64() for _ in range(dimensions))[::-1]
     number = cursor.u32()
     try:
@@ -262,7 +264,7 @@ def _place_tensors(infos: list[TensorInfo], *, start: int, alignment: int, size:
 def _dequantize(raw: npt.NDArray[np.uint8], *, info: TensorInfo) -> npt.NDArray[np.float32]:
     """Dequantises in runs of blocks: blocks are independent, so long rows give the same values in fewer passes."""
     _, block_bytes = GGML_QUANT_SIZES[info.kind]
-    step = DEQUANTIZE_BLOCKS * block_bytes
+    step = _DEQUANTIZE_BLOCKS * block_bytes
     with np.errstate(all="ignore"):
         parts = [dequantize(raw[None, at : at + step], info.kind) for at in range(0, raw.size, step)]
     return np.concatenate([part.reshape(-1) for part in parts]).reshape(info.shape)

@@ -10,7 +10,7 @@ That the kernels keep this promise is a property of the CPU and its libraries: `
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch.nn.functional import embedding, rms_norm, silu
 from aiokv.errors import ConfigError
 from aiokv_engine.paged_attention import DECODE_ROWS, Attention, DecodeAttention, DecodeRow, PrefillAttention
 
-CHUNK = 64
+__all__ = ["CHUNK", "ImpossibleShape", "LayerWeights", "LlamaConfig", "LlamaModel", "LlamaWeights"]
+
+CHUNK: Final = 64
 
 
 class ImpossibleShape(ConfigError):

@@ -4,14 +4,18 @@ A file that asks for anything the forward pass does not do (another architecture
 experts) is refused by name: it would run and answer nonsense.
 """
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from aiokv_engine.gguf import GgufFile
 from aiokv_engine.llama import ImpossibleShape, LayerWeights, LlamaConfig, LlamaModel, LlamaWeights
 
-MAX_POSITIONS = 32_768  # bounds the table of rotations, whatever the file says
-LAYER_TENSORS = (
+__all__ = ["load_llama"]
+
+_MAX_POSITIONS: Final = 32_768  # bounds the table of rotations, whatever the file says
+_LAYER_TENSORS: Final = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down",
 )  # fmt: skip
 
@@ -56,7 +60,7 @@ def _read_config(file: GgufFile) -> LlamaConfig:
             head_dim=head_dim,
             ffn_size=file.require("llama.feed_forward_length", int),
             vocab_size=embedding.shape[0],
-            max_positions=min(file.require("llama.context_length", int), MAX_POSITIONS),
+            max_positions=min(file.require("llama.context_length", int), _MAX_POSITIONS),
             norm_eps=file.require("llama.attention.layer_norm_rms_epsilon", float),
             rope_base=file.get("llama.rope.freq_base", default=10_000.0),
         )
@@ -69,10 +73,10 @@ def _check_tensors(file: GgufFile, *, config: LlamaConfig) -> None:
     if config.num_layers > len(file.tensors):
         raise file.error(f"it announces {config.num_layers} layers but has {len(file.tensors)} tensors")
     used = {"token_embd.weight", "output_norm.weight", "output.weight"}
-    used |= {f"blk.{index}.{name}.weight" for index in range(config.num_layers) for name in LAYER_TENSORS}
+    used |= {f"blk.{index}.{name}.weight" for index in range(config.num_layers) for name in _LAYER_TENSORS}
     unused = sorted(file.tensors.keys() - used)
     if unused:
-        raise file.error(f"it has {len(unused)} tensors that this engine does not use, such as {unused[0]!r}")
+        raise file.error(f"it has tensors that this engine does not use, {len(unused)} in all, such as {unused[0]!r}")
 
 
 def _read_layer(file: GgufFile, index: int, *, config: LlamaConfig, dtype: torch.dtype) -> LayerWeights:

@@ -11,6 +11,8 @@ from aiokv_engine.llama import LlamaModel
 from aiokv_engine.llama_gguf import load_llama
 from aiokv_engine.tokenizer import GgufTokenizer
 
+__all__ = ["LoadedModel", "load_model"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:

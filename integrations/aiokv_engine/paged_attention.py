@@ -8,13 +8,15 @@ change the order in which the kernel sums (a different result in the last bits).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-DECODE_ROWS = 8
+__all__ = ["DECODE_ROWS", "Attention", "DecodeAttention", "DecodeRow", "PrefillAttention", "make_arenas"]
+
+DECODE_ROWS: Final = 8
 
 
 class Attention(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self, TypeVar, final
+from typing import Final, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ from aiokv_engine.paged_attention import DecodeRow
 from aiokv_engine.steps import PrefillChunk, StepQueue, Token
 from aiokv_engine.torch_worker import TorchWorker
 
-GROUP = "full"  # the one attention group of a Llama model
+__all__ = ["GROUP", "Answer", "Engine", "Ready", "Request"]
+
+GROUP: Final = "full"  # the one attention group of a Llama model
 
 T = TypeVar("T")
 
 
-def ignore(_: object) -> None:
+def _ignore(_: object) -> None:
     """Observes nothing."""
 
 
@@ -53,7 +55,7 @@ class Request:
     salt: str | None = None
     priority: int = 0
     timeout: float | None = None
-    on_ready: Callable[[Ready], None] = ignore
+    on_ready: Callable[[Ready], None] = _ignore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

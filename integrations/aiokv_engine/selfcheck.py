@@ -7,6 +7,7 @@ model that will run, whose matrices have the shapes that matter.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,12 +15,14 @@ from torch import Tensor
 from aiokv_engine.llama import CHUNK, LlamaModel
 from aiokv_engine.paged_attention import DECODE_ROWS, DecodeRow, make_arenas
 
-LAYERS = 4  # of the model: enough for every kind of matrix
-BLOCK_SIZE = 16
-TAIL = 5  # tokens of the prompt's last chunk
-TABLE = (2 * CHUNK + TAIL) // BLOCK_SIZE + 1  # blocks of the prompt with one decoded token
-POISON = 1e4  # what unused memory holds: finite, and large enough to show
-TOLERANCE = 1e-3  # absolute, on float32 logits
+__all__ = ["POISON", "Comparison", "check_numerics"]
+
+_LAYERS: Final = 4  # of the model: enough for every kind of matrix
+_BLOCK_SIZE: Final = 16
+_TAIL: Final = 5  # tokens of the prompt's last chunk
+_TABLE: Final = (2 * CHUNK + _TAIL) // _BLOCK_SIZE + 1  # blocks of the prompt with one decoded token
+POISON: Final = 1e4  # what unused memory holds: finite, and large enough to show
+_TOLERANCE: Final = 1e-3  # absolute, on float32 logits
 
 
 class Comparison(Enum):
@@ -34,16 +37,16 @@ class Comparison(Enum):
             return False
         if self is Comparison.BITWISE:
             return torch.equal(left, right)
-        return bool(((left - right).abs() <= TOLERANCE).all())
+        return bool(((left - right).abs() <= _TOLERANCE).all())
 
 
 @torch.inference_mode()
 def check_numerics(model: LlamaModel) -> Comparison:
     """Returns `BITWISE` if warm results equal cold ones bit for bit on this CPU, else `TOLERANCE`. Takes under 2 s."""
     shallow = _first_layers(model)
-    prompt = [(7 * index + 3) % model.config.vocab_size for index in range(2 * CHUNK + TAIL)]
-    cold = _Copy(arenas=_arenas(shallow), blocks=torch.arange(1, TABLE + 1))
-    warm = _Copy(arenas=_arenas(shallow), blocks=torch.arange(2 * TABLE, TABLE, -1))
+    prompt = [(7 * index + 3) % model.config.vocab_size for index in range(2 * CHUNK + _TAIL)]
+    cold = _Copy(arenas=_arenas(shallow), blocks=torch.arange(1, _TABLE + 1))
+    warm = _Copy(arenas=_arenas(shallow), blocks=torch.arange(2 * _TABLE, _TABLE, -1))
     exact = _prefills_are_equal(shallow, prompt, cold=cold, warm=warm)
     exact = exact and _decodes_are_equal(shallow, position=len(prompt), cold=cold, warm=warm)
     return Comparison.BITWISE if exact else Comparison.TOLERANCE
@@ -61,9 +64,9 @@ def _prefills_are_equal(model: LlamaModel, prompt: Sequence[int], *, cold: _Copy
     """Computes the whole prompt, then its last chunk alone behind a copy of the blocks before it, placed otherwise."""
     for at in range(0, len(prompt), CHUNK):
         logits = model.prefill(prompt[at : at + CHUNK], start=at, blocks=cold.blocks, arenas=cold.arenas)
-    hit = len(prompt) - TAIL
+    hit = len(prompt) - _TAIL
     for source, target in zip(cold.arenas, warm.arenas, strict=True):
-        target[:, warm.blocks[: hit // BLOCK_SIZE]] = source[:, cold.blocks[: hit // BLOCK_SIZE]]
+        target[:, warm.blocks[: hit // _BLOCK_SIZE]] = source[:, cold.blocks[: hit // _BLOCK_SIZE]]
     return torch.equal(logits, model.prefill(prompt[hit:], start=hit, blocks=warm.blocks, arenas=warm.arenas))
 
 
@@ -77,12 +80,12 @@ def _decodes_are_equal(model: LlamaModel, *, position: int, cold: _Copy, warm: _
 
 
 def _first_layers(model: LlamaModel) -> LlamaModel:
-    layers = model.weights.layers[:LAYERS]
-    config = replace(model.config, num_layers=len(layers), max_positions=TABLE * BLOCK_SIZE)
+    layers = model.weights.layers[:_LAYERS]
+    config = replace(model.config, num_layers=len(layers), max_positions=_TABLE * _BLOCK_SIZE)
     return LlamaModel(config, weights=replace(model.weights, layers=layers))
 
 
 def _arenas(model: LlamaModel) -> list[Tensor]:
     config = model.config
-    shape = (2 * TABLE + 1, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    shape = (2 * _TABLE + 1, _BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     return [arena.fill_(POISON) for arena in make_arenas(shape, layers=config.num_layers, dtype=model.dtype)]

@@ -11,6 +11,8 @@ from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import make_arenas
 from aiokv_engine.scheduler import GROUP, Engine
 
+__all__ = ["Serving", "Sizes", "open_serving"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:

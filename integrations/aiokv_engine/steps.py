@@ -21,6 +21,8 @@ from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import DECODE_ROWS, DecodeRow
 from aiokv_engine.torch_worker import TorchWorker, deliver
 
+__all__ = ["EngineClosed", "PrefillChunk", "StepQueue", "Token", "Work"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillChunk:

@@ -6,15 +6,17 @@ so a text is the concatenation of them, and a stream only has to hold back the b
 
 import codecs
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import Final, final
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from aiokv.errors import UsageError
 from aiokv_engine.gguf import GgufFile
 
+__all__ = ["GgufTokenizer", "StreamDecoder"]
+
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # the values of `tokenizer.ggml.token_type` that matter here
-PRE_TOKENIZERS = ("smollm", "gpt-2", "default")
+_PRE_TOKENIZERS: Final = ("smollm", "gpt-2", "default")
 
 
 @final
@@ -107,8 +109,8 @@ def _read_merges(file: GgufFile, *, vocabulary: dict[str, int]) -> list[tuple[st
 def _pre_tokenizer(file: GgufFile) -> pre_tokenizers.PreTokenizer:
     """Returns what splits a text before BPE; every family here splits words the GPT-2 way, smollm digits first."""
     name = file.get("tokenizer.ggml.pre", default="default")
-    if name not in PRE_TOKENIZERS:
-        raise file.error(f"its tokenizer splits words in the way {name!r}, supported are {PRE_TOKENIZERS}")
+    if name not in _PRE_TOKENIZERS:
+        raise file.error(f"its tokenizer splits words in the way {name!r}, supported are {_PRE_TOKENIZERS}")
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if name != "smollm":
         return words

@@ -11,6 +11,8 @@ from typing import TypeVar, final
 
 import torch
 
+__all__ = ["TorchWorker", "deliver"]
+
 R = TypeVar("R")
 T = TypeVar("T")
 

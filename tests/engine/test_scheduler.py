@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 import anyio
 import pytest
-import torch
 
 from aiokv import CapacityError, Tier, UsageError
 from aiokv.testing import evict
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import DECODE_ROWS
 from aiokv_engine.scheduler import GROUP, Answer, Ready, Request
+from aiokv_engine.selfcheck import Comparison
 from aiokv_engine.serving import Serving
 from aiokv_engine.steps import EngineClosed
 from tests.engine.cases import BLOCK_SIZE, PATIENCE, Gate, logits_of, prompt_of, serving
@@ -39,17 +39,19 @@ async def assert_all_given_back(case: Serving) -> None:
         pass
 
 
-async def test_a_cold_and_a_gpu_hit_answer_are_the_same(tiny_llama: LlamaModel) -> None:
+async def test_a_cold_and_a_gpu_hit_answer_are_the_same(tiny_llama: LlamaModel, comparison: Comparison) -> None:
     async with serving(tiny_llama) as case:
         cold = await ask(case, PROMPT)
         warm = await ask(case, PROMPT)
     assert (cold.hit.gpu_tokens, cold.hit.cpu_tokens, cold.hit.compute_tokens) == (0, 0, len(PROMPT))
     assert (warm.hit.gpu_tokens, warm.hit.cpu_tokens, warm.hit.compute_tokens) == (HIT, 0, len(PROMPT) - HIT)
     assert len(cold.tokens) == NEW
-    assert torch.equal(logits_of(cold), logits_of(warm))
+    assert comparison.are_equal(logits_of(cold), logits_of(warm))
 
 
-async def test_an_answer_from_the_cpu_tier_is_the_same_over_a_poisoned_gpu_arena(tiny_llama: LlamaModel) -> None:
+async def test_an_answer_from_the_cpu_tier_is_the_same_over_a_poisoned_gpu_arena(
+    tiny_llama: LlamaModel, comparison: Comparison
+) -> None:
     async with serving(tiny_llama) as case:
         cold = await ask(case, PROMPT)
         await case.kv.drain()
@@ -58,10 +60,10 @@ async def test_an_answer_from_the_cpu_tier_is_the_same_over_a_poisoned_gpu_arena
             arena[:, 1:] = 1e4
         warm = await ask(case, PROMPT)
     assert (warm.hit.gpu_tokens, warm.hit.cpu_tokens) == (0, HIT)
-    assert torch.equal(logits_of(cold), logits_of(warm))
+    assert comparison.are_equal(logits_of(cold), logits_of(warm))
 
 
-async def test_one_wrong_loaded_block_shows_in_the_answer(tiny_llama: LlamaModel) -> None:
+async def test_one_wrong_loaded_block_shows_in_the_answer(tiny_llama: LlamaModel, comparison: Comparison) -> None:
     async with serving(tiny_llama) as case:
         cold = await ask(case, PROMPT)
         await case.kv.drain()
@@ -72,10 +74,10 @@ async def test_one_wrong_loaded_block_shows_in_the_answer(tiny_llama: LlamaModel
 
         request = Request(request_id="wrong", token_ids=PROMPT, max_new_tokens=NEW, on_ready=corrupt)
         wrong = await case.engine.generate(request)
-    assert not torch.equal(logits_of(cold), logits_of(wrong))
+    assert not comparison.are_equal(logits_of(cold), logits_of(wrong))
 
 
-async def test_many_conversations_at_once_answer_as_each_alone(tiny_llama: LlamaModel) -> None:
+async def test_many_conversations_at_once_answer_as_each_alone(tiny_llama: LlamaModel, comparison: Comparison) -> None:
     prompts = [prompt_of(70 + 23 * index, seed=index) for index in range(DECODE_ROWS + 3)]
     async with serving(tiny_llama, gpu_blocks=512) as case:
         alone = [await ask(case, prompt, salt="alone") for prompt in prompts]
@@ -85,7 +87,7 @@ async def test_many_conversations_at_once_answer_as_each_alone(tiny_llama: Llama
         await assert_all_given_back(case)
     for expected, found in zip(alone, crowd, strict=True):
         assert found.token_ids == expected.token_ids
-        assert torch.equal(logits_of(found), logits_of(expected))
+        assert comparison.are_equal(logits_of(found), logits_of(expected))
 
 
 async def test_an_answer_ends_with_a_stop_token(tiny_llama: LlamaModel) -> None:
