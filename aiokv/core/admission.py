@@ -18,12 +18,12 @@ from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
-from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.slices import Job
 from aiokv.core.stores import Stores
 from aiokv.core.world import World
-from aiokv.errors import CapacityError
+from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import NULL_SLOT, Direction, IntArray
-from aiokv.model.plan import Deferred, DeferReason
+from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry, RecurrentState
 
 __all__ = ["Admission"]
@@ -39,12 +39,19 @@ class Admission:
         self._world = world
         self._stores = stores
 
-    def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
-        """Look up, check, pin and claim in one step. `CapacityError` if the request can never fit."""
+    def check(self, request: AcquireRequest) -> None:
+        """`CapacityError` for what can never fit, `UsageError` for keys of another geometry."""
         world = self._world
+        if request.keys.hash_block_size != world.geometry.hash_block_size:
+            size, expected = request.keys.hash_block_size, world.geometry.hash_block_size
+            raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
         needed = empty_pool_claims(world.geometry, request)
-        if needed > world.gpu.capacity:
-            raise CapacityError(request.request_id, needed=needed, capacity=world.gpu.capacity)
+        if needed > world.usable_gpu_slots:
+            raise CapacityError(request.request_id, needed=needed, capacity=world.usable_gpu_slots)
+
+    def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
+        """Look up, check capacity, pin and claim in one step; `check` comes before."""
+        world = self._world
         residency = find_residency(
             world.geometry,
             request.keys,
@@ -53,7 +60,13 @@ class Admission:
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
-        plan = plan_acquire(world.geometry, request, residency=residency, inflight=world.inflight)
+        plan = plan_acquire(
+            world.geometry,
+            request,
+            residency=residency,
+            inflight=world.inflight,
+            capacity=world.usable_gpu_slots,
+        )
         refusal = self._refusal(plan)
         if refusal is not None:
             world.counters.lookups[LookupResult.DEFERRED] += 1
@@ -61,45 +74,11 @@ class Admission:
             return Deferred(refusal)
         return self._admit(request, plan)
 
-    def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
-        """Claim room for `tokens` more tokens in every group; returns the new room of the lease in tokens.
-
-        The watermark does not bind: running requests come first. `CapacityError` if it can never fit.
-        """
-        world = self._world
-        target = min(record.capacity_tokens) + tokens
-        growth = [self._growth(record, index, target=target) for index in range(len(record.tables))]
-        claims = sum(map(len, growth))
-        held = len(record.held_slots()) + record.unnamed_claims
-        if held + claims > world.gpu.capacity:
-            needed = held + claims
-            raise CapacityError(record.request.request_id, needed=needed, capacity=world.gpu.capacity)
-        if claims > world.gpu.available:
-            world.counters.alloc_failures[DeferReason.CAPACITY] += 1
-            return Deferred(DeferReason.CAPACITY)
-        world.gpu.claim(claims)
-        for index, positions in enumerate(growth):
-            self._grow(record, index, positions=positions, target=target)
-        world.slices.start(self._naming_job(record))
-        return target
-
-    def _growth(self, record: LeaseRecord, index: int, *, target: int) -> IntArray:
-        """The positions that group `index` must claim for room of `target` tokens."""
-        if index in record.state_slots:
-            return np.flatnonzero(record.state_slots[index].view() == NULL_SLOT).astype(np.int64, copy=False)
-        block = record.block_sizes[index]
-        return np.arange(-(-record.capacity_tokens[index] // block), -(-target // block), dtype=np.int64)
-
-    def _grow(self, record: LeaseRecord, index: int, *, positions: IntArray, target: int) -> None:
-        record.capacity_tokens[index] = max(record.capacity_tokens[index], target)
-        table = record.state_slots.get(index, record.tables[index])
-        if index not in record.state_slots:
-            table.grow(-(-target // record.block_sizes[index]))
-        if len(positions):
-            record.claims.append(ClaimSegment(table=table, positions=positions))
-
     def name_some(self, record: LeaseRecord, *, limit: int) -> int:
-        """Name up to `limit` claims of a lease; returns how many were looked at. Loads whose targets are named are queued."""
+        """Name up to `limit` claims of a lease; returns how many were looked at.
+
+        Loads whose targets are all named are queued.
+        """
         done = 0
         while record.claims and done < limit:
             segment = record.claims[0]
@@ -116,10 +95,13 @@ class Admission:
     def finish_naming(self, record: LeaseRecord) -> None:
         """Name every claim of a lease now."""
         while record.claims:
-            self.name_some(record, limit=SLICE_BLOCKS)
+            self.name_some(record, limit=self._world.slice_blocks)
 
     def release(self, record: LeaseRecord, *, how: Closing) -> None:
-        """Drop every pin and claim of a lease. Running copies keep their own; queued ones nobody waits for are dropped."""
+        """Drop every pin and claim of a lease.
+
+        Running copies keep their own; queued ones that nobody waits for are dropped.
+        """
         world = self._world
         record.advance(LeaseEvent.RELEASE)
         world.unclaim_gpu(record.unnamed_claims)
@@ -149,7 +131,7 @@ class Admission:
 
     def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
         world = self._world
-        record = _new_record(world, request, plan)
+        record = _new_record(world, request, plan=plan)
         world.gpu.pin(plan.hit_slots)
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
@@ -164,12 +146,15 @@ class Admission:
         record.advance(LeaseEvent.LOAD if record.waiting else LeaseEvent.SETTLE)
         if not record.waiting:
             self.attribute(record)
-        world.slices.start(self._naming_job(record))
+        world.slices.start(self.naming_job(record))
         self._stores.offer_hits(record, plan)
         return record
 
     def start_loads(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
-        """Queue the loads of one group and join those that are under way. Sources are pinned and targets claimed already."""
+        """Queue the loads of one group and join those that are under way.
+
+        Sources are pinned and targets claimed already.
+        """
         world = self._world
         if len(plan.load_positions):
             transfer = Transfer(
@@ -188,7 +173,9 @@ class Admission:
             )
             world.inflight.add(transfer)
             record.waiting.add(transfer.transfer_id)
-            segment = ClaimSegment(table=record.tables[index], positions=plan.load_positions, transfer_id=transfer.transfer_id)
+            segment = ClaimSegment(
+                table=record.tables[index], positions=plan.load_positions, transfer_id=transfer.transfer_id
+            )
             record.claims.append(segment)
         if len(plan.join_positions):
             self._join(record, index=index, plan=plan)
@@ -216,7 +203,7 @@ class Admission:
     def _name_load(self, transfer: Transfer) -> None:
         owner = self._world.leases.find(transfer.owner)
         while transfer.targets is None:
-            self.name_some(owner, limit=SLICE_BLOCKS)
+            self.name_some(owner, limit=self._world.slice_blocks)
 
     def _name_segment(self, segment: ClaimSegment, *, limit: int) -> int:
         slots = self._world.name_gpu(min(segment.unnamed, limit))
@@ -233,9 +220,10 @@ class Admission:
             positions = np.arange(plan.state_claims, dtype=np.int64)
             record.claims.append(ClaimSegment(table=record.state_slots[index], positions=positions))
 
-    def _naming_job(self, record: LeaseRecord) -> Job:
+    def naming_job(self, record: LeaseRecord) -> Job:
+        """Name the claims of a lease, a slice at a time."""
         while record.claims and record.state is not LeaseState.RELEASED:
-            self.name_some(record, limit=SLICE_BLOCKS)
+            self.name_some(record, limit=self._world.slice_blocks)
             if record.claims:
                 yield
 
@@ -248,6 +236,7 @@ class Admission:
         """Forget a queued transfer: its pins go back and nothing is copied."""
         world = self._world
         transfer.advance(TransferEvent.DROP)
+        world.counters.transferred_blocks[transfer.direction, Outcome.DROPPED] += len(transfer)
         world.inflight.unmark(transfer, start=0, stop=len(transfer))
         world.inflight.remove(transfer)
         if transfer in world.outbox.submissions:
@@ -264,11 +253,15 @@ class Admission:
         counters.leases_opened += 1
         counters.count_runs(plan.switches)
         longest = record.request.prompt_tokens - 1
-        full = record.length and record.length >= longest - longest % self._world.geometry.alignment(record.request.align)
-        counters.lookups[LookupResult.HIT if full else LookupResult.PARTIAL if record.length else LookupResult.MISS] += 1
+        full = record.length and record.length >= longest - longest % self._world.geometry.alignment(
+            record.request.align
+        )
+        counters.lookups[
+            LookupResult.HIT if full else LookupResult.PARTIAL if record.length else LookupResult.MISS
+        ] += 1
 
 
-def _new_record(world: World, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
+def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> LeaseRecord:
     geometry = world.geometry
     sizes = tuple(geometry.effective_block_size(i) for i in range(len(geometry.groups)))
     lease_id = world.leases.next_id()

@@ -47,6 +47,13 @@ class BlockTable:
         """Bind slots to positions."""
         self._slots[positions] = slots
 
+    def take(self, positions: IntArray) -> SlotArray:
+        """Remove and return the slots held at `positions`."""
+        held = self._slots[positions]
+        taken: SlotArray = held[held != NULL_SLOT]
+        self._slots[positions] = NULL_SLOT
+        return taken
+
     def take_before(self, position: int, *, start: int) -> SlotArray:
         """Remove and return the slots held at `[start, position)`."""
         part = self._slots[start:position]

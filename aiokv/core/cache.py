@@ -1,8 +1,9 @@
 """`CacheState`: the whole core behind one synchronous façade.
 
-Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to hand to
-the backend, leases whose waiters must be told) and in `slices` (work that goes on in later turns). A host that steps itself
-calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and reports each end with `complete`.
+Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to
+hand to the backend, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that
+steps itself calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and reports each end
+with `complete`.
 
 Rules: the core never waits, never copies, and knows no clock.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+import numpy as np
+
 from aiokv.core.admission import Admission
 from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
 from aiokv.core.confirms import Confirms
@@ -20,12 +23,14 @@ from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
 from aiokv.core.placement import Placement
-from aiokv.core.slices import Job
+from aiokv.core.room import Room
+from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.stores import Stores
 from aiokv.core.world import SCAN_LIMIT, Outbox, World
-from aiokv.errors import ConfigError
+from aiokv.errors import ConfigError, LeaseReleased
 from aiokv.model.ids import Direction, SlotArray, Tier
-from aiokv.model.plan import Deferred, DeferReason, Outcome
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["CacheState"]
@@ -35,22 +40,35 @@ __all__ = ["CacheState"]
 class CacheState:
     """Pools, leases and transfers of one model on one machine.
 
-    `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool that
-    admissions keep free while another lease is held.
+    `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool
+    that admissions keep free while another lease is held; sliced work does `slice_blocks` blocks at a time.
     """
 
-    __slots__ = ("_admission", "_confirms", "_loads", "_stores", "_world", "placement")
+    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_stores", "_world", "placement")
 
     def __init__(
-        self, geometry: CacheGeometry, *, gpu_blocks: int, cpu_blocks: int = 0, watermark: float = 0.0
+        self,
+        geometry: CacheGeometry,
+        *,
+        gpu_blocks: int,
+        cpu_blocks: int = 0,
+        watermark: float = 0.0,
+        slice_blocks: int = SLICE_BLOCKS,
     ) -> None:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
-        self._world = World(geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark)
+        self._world = World(
+            geometry,
+            gpu_blocks=gpu_blocks,
+            cpu_blocks=cpu_blocks,
+            watermark=watermark,
+            slice_blocks=slice_blocks,
+        )
         self._stores = Stores(self._world)
         self._admission = Admission(self._world, stores=self._stores)
+        self._room = Room(self._world, admission=self._admission)
         self._loads = Loads(self._world, admission=self._admission)
-        self._confirms = Confirms(self._world, stores=self._stores)
+        self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
         self.placement = Placement(self._world)
 
     @property
@@ -94,6 +112,11 @@ class CacheState:
         return any(pool.stale_count for pool in (self._world.gpu, self._world.cpu) if pool is not None)
 
     @property
+    def is_backend_lost(self) -> bool:
+        """Whether no copy can be made any more: the CPU tier answers nothing and takes nothing."""
+        return self._world.is_backend_lost
+
+    @property
     def waits_for_capacity(self) -> bool:
         """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
         return self._loads.waits_for_capacity
@@ -110,23 +133,45 @@ class CacheState:
         """All unfinished transfers, oldest first."""
         return tuple(self._world.inflight)
 
+    def check(self, request: AcquireRequest) -> None:
+        """`CapacityError` for what can never fit, whoever waits; `UsageError` for keys of another geometry."""
+        self._admission.check(request)
+
     def try_acquire(self, request: AcquireRequest) -> LeaseRecord | Deferred:
         """Look up, check capacity, pin and claim, all or nothing. `CapacityError` for what can never fit."""
+        self._admission.check(request)
         if self._loads.waits_for_capacity:
+            self.counters.alloc_failures[DeferReason.QUEUED] += 1
             return Deferred(DeferReason.QUEUED)
         return self._admission.try_acquire(request)
 
     def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens: the lease's new room in tokens, or `Deferred` and nothing changed."""
-        return self._admission.try_extend(record, tokens)
+        _check_open(record)
+        return self._room.try_extend(record, tokens)
+
+    def check_extend(self, record: LeaseRecord, tokens: int) -> None:
+        """`CapacityError` if room for `tokens` more tokens can never be had, whoever waits."""
+        _check_open(record)
+        self._room.plan(record, tokens)
+
+    def undo_extend(self, record: LeaseRecord, capacity: Sequence[int]) -> None:
+        """Nobody took an extension: give back what each group has beyond `capacity[group]` tokens."""
+        _check_open(record)
+        self._room.undo_extend(record, capacity)
 
     def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> SlotArray:
-        """The block table from position `start` on; finishes the naming. Read-only, valid until the lease is extended."""
+        """The block table from position `start` on; finishes the naming.
+
+        Read-only, valid until the lease is extended.
+        """
+        _check_open(record)
         self._admission.finish_naming(record)
         return record.tables[group].view(start)
 
     def state_slots(self, record: LeaseRecord, *, group: int) -> SlotArray:
         """A recurrent group's working slot and the one for the next captured state (0: none left)."""
+        _check_open(record)
         self._admission.finish_naming(record)
         return record.state_slots[group].view()
 
@@ -140,6 +185,7 @@ class CacheState:
         after: object = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`."""
+        _check_open(record)
         self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
     def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
@@ -149,7 +195,8 @@ class CacheState:
 
     def finish(self, record: LeaseRecord) -> None:
         """Flush what is still to be registered and stored, then give everything back. Idempotent."""
-        if record.state is not LeaseState.RELEASED:
+        if record.is_open:
+            record.is_finishing = True
             self._world.slices.start(self._finishing(record))
 
     def mark_submitted(self, transfer: Transfer) -> None:
@@ -160,8 +207,9 @@ class CacheState:
     def complete(self, transfer_id: int, outcome: Outcome) -> None:
         """All copies of a transfer have ended. Its pins go back here and nowhere else."""
         transfer = self._world.inflight.find(transfer_id)
+        blocks = len(transfer.bound_targets)
         transfer.advance(_EVENTS[outcome])
-        self.counters.transferred_blocks[transfer.direction, outcome] += len(transfer)
+        self.counters.transferred_blocks[transfer.direction, outcome] += blocks
         if outcome is Outcome.LOST:
             self._world.is_backend_lost = True
         kind = self._loads if transfer.direction is Direction.LOAD else self._stores
@@ -192,6 +240,15 @@ class CacheState:
                 self.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
                 pool.bump_epoch()
                 self._world.slices.append(self._sweeping(tier))
+
+    def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:
+        """Which full blocks of these tokens are findable in a tier, by block position; changes nothing."""
+        pool = self._world.pool(tier)
+        step = self.geometry.hashes_per_block(group)
+        blocks = keys.num_blocks // step
+        if pool is None:
+            return Found(np.zeros(blocks, np.bool_), np.zeros(blocks, np.int32))
+        return pool.find(keys.digests(step, 0, blocks), group)
 
     def snapshot(self) -> Snapshot:
         """The state as a frozen value, without counters and times. Looks at every slot: for tests and operators."""
@@ -225,6 +282,11 @@ class CacheState:
         while pool is not None and pool.sweep(SCAN_LIMIT):
             yield
         self._world.capacity_generation += 1
+
+
+def _check_open(record: LeaseRecord) -> None:
+    if not record.is_open:
+        raise LeaseReleased(record.request.request_id)
 
 
 _EVENTS = {

@@ -13,15 +13,15 @@ from typing import final
 
 import numpy as np
 
+from aiokv.core.admission import Admission
 from aiokv.core.coverage import coverage_start
 from aiokv.core.inflight import digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
-from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.slices import Job
 from aiokv.core.stores import Offer, Stores
 from aiokv.core.world import World
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import NULL_SLOT
-from aiokv.model.spec import RecurrentState
+from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray
 
 __all__ = ["Confirms"]
 
@@ -30,10 +30,11 @@ __all__ = ["Confirms"]
 class Confirms:
     """Registers what has been computed."""
 
-    __slots__ = ("_stores", "_world")
+    __slots__ = ("_admission", "_stores", "_world")
 
-    def __init__(self, world: World, *, stores: Stores) -> None:
+    def __init__(self, world: World, *, admission: Admission, stores: Stores) -> None:
         self._world = world
+        self._admission = admission
         self._stores = stores
 
     def confirm(
@@ -46,31 +47,33 @@ class Confirms:
         after: object = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written; no more than is confirmed already is a no-op."""
-        self._check(record, num_tokens, publish_to=publish_to, states=states)
+        self._check(record, num_tokens, publish_to=publish_to)
         if num_tokens <= record.confirmed:
             return
+        self._check_states(record, states, num_tokens=num_tokens)
+        if self._has_unnamed(record, num_tokens=num_tokens, states=states):
+            self._admission.finish_naming(record)
         record.confirmed = num_tokens
+        record.after = after
         published = num_tokens if publish_to is None else min(num_tokens, publish_to)
         record.publish_limit = max(record.publish_limit, published)
         for length in states:
             self._register_states(record, length)
-        self._world.slices.start(self.registration(record, after=after))
+        self._world.slices.start(self.registration(record))
 
-    def registration(self, record: LeaseRecord, *, after: object = None) -> Job:
+    def registration(self, record: LeaseRecord) -> Job:
         """Register what is confirmed and published, slice by slice, then give back what no query will read again."""
-        budget = SLICE_BLOCKS
+        budget = self._world.slice_blocks
         for index in range(len(record.tables)):
             while self._is_open(record) and self._unregistered(record, index):
-                budget -= self._register_some(record, index, limit=budget, after=after)
+                budget -= self._register_some(record, index, limit=budget)
                 if budget <= 0:
                     yield
-                    budget = SLICE_BLOCKS
+                    budget = self._world.slice_blocks
         if self._is_open(record):
             self._give_back(record)
 
-    def _check(
-        self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None, states: Sequence[int]
-    ) -> None:
+    def _check(self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None) -> None:
         if record.state is not LeaseState.READY:
             name = f"the lease of request {record.request.request_id!r}"
             raise InvalidTransition(name, state=record.state.value, event="be confirmed")
@@ -80,15 +83,27 @@ class Confirms:
             raise UsageError(f"cannot confirm {num_tokens} tokens: {known} are known and there is room for {room}")
         if publish_to is not None and publish_to < 0:
             raise UsageError(f"publish_to must not be negative: {publish_to}")
-        for length in states:
-            self._check_state(record, length, num_tokens=num_tokens)
 
-    def _check_state(self, record: LeaseRecord, length: int, *, num_tokens: int) -> None:
-        for index, states in record.state_slots.items():
-            if not 0 < length <= num_tokens or length % record.block_sizes[index]:
-                raise UsageError(f"a state of {length} tokens is not confirmed or not at a block boundary")
-            if not states.view()[1]:
-                raise UsageError("no slot is left for another captured state: extend the lease first")
+    def _check_states(self, record: LeaseRecord, states: Sequence[int], *, num_tokens: int) -> None:
+        """A state is new, confirmed, at the end of a block, and was captured into the one slot there is for it."""
+        if record.state_slots and len(states) > 1:
+            raise UsageError(f"states of {list(states)} tokens: there is one slot for a captured state at a time")
+        for length in states:
+            if not record.confirmed < length <= num_tokens:
+                raise UsageError(f"a state of {length} tokens is not among those that are confirmed now")
+            for index, table in record.state_slots.items():
+                if length % record.block_sizes[index]:
+                    raise UsageError(f"a state of {length} tokens is not at the end of a block")
+                if table.view()[1] == NULL_SLOT and not record.has_unnamed(table, stop=len(table)):
+                    raise UsageError("no slot is left for another captured state: extend the lease first")
+
+    @staticmethod
+    def _has_unnamed(record: LeaseRecord, *, num_tokens: int, states: Sequence[int]) -> bool:
+        """Whether what was computed lies in slots whose naming is still under way."""
+        blocks = [-(-num_tokens // size) for size in record.block_sizes]
+        if any(record.has_unnamed(table, stop=stop) for table, stop in zip(record.tables, blocks, strict=True)):
+            return True
+        return bool(states) and any(record.has_unnamed(t, stop=len(t)) for t in record.state_slots.values())
 
     @staticmethod
     def _is_open(record: LeaseRecord) -> bool:
@@ -100,34 +115,38 @@ class Confirms:
             return 0
         return record.publish_limit // record.block_sizes[index] - record.registered[index]
 
-    def _register_some(self, record: LeaseRecord, index: int, *, limit: int, after: object) -> int:
+    def _register_some(self, record: LeaseRecord, index: int, *, limit: int) -> int:
         start = record.registered[index]
         stop = start + min(limit, self._unregistered(record, index))
         record.registered[index] = stop
         slots = record.tables[index].view()[start:stop]
         positions = np.flatnonzero(slots != NULL_SLOT).astype(np.int64, copy=False) + start
-        if len(positions) and self._world.may_register_gpu(record):
-            self._register(record, index, positions=positions, after=after)
+        if len(positions):
+            self._register(record, index, positions=positions)
         return stop - start
 
-    def _register(self, record: LeaseRecord, index: int, *, positions: np.ndarray, after: object) -> None:
+    def _register(self, record: LeaseRecord, index: int, *, positions: IntArray) -> None:
+        if not self._world.may_register(record):
+            return
         world = self._world
         slots = record.tables[index].view()[positions]
         digests = digests_at(record.keys, step=world.geometry.hashes_per_block(index), positions=positions)
         is_new = world.gpu.register(slots, digests, index)
-        offer = Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=after)
-        self._stores.offer(offer)
+        self._stores.offer(
+            Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=record.after)
+        )
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:
         """The captured states become findable under their exact length, and the next capture gets a slot of its own."""
+        if length > record.publish_limit:
+            return
         for index, states in record.state_slots.items():
             position = np.array([length // record.block_sizes[index] - 1], np.int64)
             record.tables[index].put(position, states.view()[1:].copy())
-            if self._world.may_register_gpu(record):
-                self._register(record, index, positions=position, after=None)
+            self._register(record, index, positions=position)
             states.put(np.array([1]), self._claim_capture())
 
-    def _claim_capture(self) -> np.ndarray:
+    def _claim_capture(self) -> SlotArray:
         """A slot for the next state; the null block when there is none to be had."""
         world = self._world
         if not world.gpu.available:

@@ -1,7 +1,7 @@
 """Which blocks a group needs for a prefix of L tokens, in absolute block positions.
 
-Rules: pure arithmetic on whole arrays of candidate lengths; no relative positions anywhere (law 6). The table is that of
-the contract: a group needs a block iff some query at a position >= L may still read a token of it below L.
+Rules: pure arithmetic on whole arrays of candidate lengths; no relative positions anywhere (law 6). The table is that
+of the contract: a group needs a block iff some query at a position >= L may still read a token of it below L.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ class Coverage:
     stop: IntArray
 
 
-def coverage(geometry: CacheGeometry, index: int, lengths: IntArray) -> Coverage:
+def coverage(geometry: CacheGeometry, index: int, lengths: IntArray) -> Coverage:  # noqa: PLR0917  # "of group i for L"
     """The covered blocks of group `index` for each of `lengths` (tokens, multiples of its effective block size)."""
     block = geometry.effective_block_size(index)
     stop = lengths // block
-    return Coverage(np.minimum(_start(geometry.groups[index], lengths, block), stop), stop)
+    return Coverage(np.minimum(_start(geometry.groups[index], lengths, block=block), stop), stop)
 
 
-def covered_range(geometry: CacheGeometry, index: int, length: int) -> range:
+def covered_range(geometry: CacheGeometry, index: int, length: int) -> range:  # noqa: PLR0917  # like `coverage`
     """The covered blocks of group `index` for a prefix of `length` tokens (a multiple of its effective block size)."""
     stop = length // geometry.effective_block_size(index)
     return range(min(coverage_start(geometry, index, length), stop), stop)
 
 
-def coverage_start(geometry: CacheGeometry, index: int, length: int) -> int:
+def coverage_start(geometry: CacheGeometry, index: int, length: int) -> int:  # noqa: PLR0917  # like `coverage`
     """The first block that queries at positions >= `length` may still read; `length` need not be aligned."""
     block = geometry.effective_block_size(index)
-    return int(_start(geometry.groups[index], np.array([length], np.int64), block)[0])
+    return int(_start(geometry.groups[index], np.array([length], np.int64), block=block)[0])
 
 
-def _start(group: GroupSpec, lengths: IntArray, block: int) -> IntArray:
+def _start(group: GroupSpec, lengths: IntArray, *, block: int) -> IntArray:
     kind = cast("_Kind", group)
     match kind:
         case FullAttention():

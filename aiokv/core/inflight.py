@@ -1,13 +1,13 @@
 """Transfers: batches of copies that are queued or running, and who waits for them.
 
 Rules
-- A transfer pins its sources from the start and its targets from the moment they are named; its pins are given back in one
-  place, its completion (law 4). It never looks at who still waits for it to decide that.
+- A transfer pins its sources from the start and its targets from the moment they are named; its pins are given back in
+  one place, its completion (law 4). It never looks at who still waits for it to decide that.
 - One copy per CPU block: `loading` marks every CPU slot that is the source of an unfinished load (single flight).
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
-State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per GPU
-slot whether a store reads it. Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
+State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
+GPU slot whether a store reads it. Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ class Transfer:
 
     @property
     def bound_targets(self) -> SlotArray:
-        """The targets, once they are named."""
+        """The targets; `InvalidTransition` while they are not named."""
         if self.targets is None:
-            raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be read")
+            raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be copied")
         return self.targets
 
     def digests(self, start: int, stop: int) -> DigestArray:
@@ -163,12 +163,16 @@ class InflightTable:
         self._loading_target[transfer.sources] = 0
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
-        """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read."""
+        """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read.
+
+        A hidden load may have been followed by another one of the same source, which keeps its mark.
+        """
         transfer.open_copies = min(transfer.open_copies, start)
         sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:
-            self._loading_id[sources] = 0
-            self._loading_target[sources] = 0
+            mine = sources[self._loading_id[sources] == transfer.transfer_id]
+            self._loading_id[mine] = 0
+            self._loading_target[mine] = 0
         else:
             self._is_storing[sources] = False
 

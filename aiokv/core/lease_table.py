@@ -4,8 +4,8 @@ Rules
 - A record holds one pin on every GPU slot in its tables; transfers hold their own (law 4).
 - A record never looks anything up; it is filled by admission and changed by its own life cycle only.
 
-Transitions: HELD -> LOADING -> READY -> RELEASED, with HELD -> READY when nothing is loaded, LOADING -> HELD when a failed
-load waits for capacity to be planned again, and any live state -> RELEASED.
+Transitions: HELD -> LOADING -> READY -> RELEASED, with HELD -> READY when nothing is loaded, LOADING -> HELD when a
+failed load waits for capacity to be planned again, and any live state -> RELEASED.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
-from aiokv.errors import InvalidTransition
+from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit
@@ -58,9 +58,10 @@ _NEXT: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcquireRequest:
-    """What a request asks for, in tokens: `prompt_tokens` is N, `align` as in the contract. Lower `priority` goes first.
+    """What a request asks for, in tokens: `prompt_tokens` is N, `align` as in the contract.
 
-    `first_chunk` limits what windowed groups claim to their coverage plus that many tokens.
+    `first_chunk` limits what windowed groups claim to their coverage plus that many tokens. Lower `priority` goes
+    first.
     """
 
     request_id: str
@@ -71,12 +72,20 @@ class AcquireRequest:
     align: int = 1
     priority: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.prompt_tokens <= self.keys.num_tokens:
+            raise UsageError(f"a prompt of {self.prompt_tokens} tokens, of which {self.keys.num_tokens} are known")
+        if min(self.reserve_tokens, self.first_chunk or 0) < 0 or self.align < 1:
+            given = f"reserve_tokens={self.reserve_tokens}, first_chunk={self.first_chunk}, align={self.align}"
+            raise UsageError(f"{given} make no request")
+
 
 @final
 class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
 
     __slots__ = (
+        "after",
         "attributed",
         "block_sizes",
         "capacity_tokens",
@@ -88,6 +97,7 @@ class LeaseRecord:
         "given_back",
         "gpu_epoch",
         "hit",
+        "is_finishing",
         "keys",
         "lease_id",
         "length",
@@ -128,6 +138,9 @@ class LeaseRecord:
         self.failed: list[tuple[int, BoolArray]] = []
         """Per failed load, the group and the mask of its positions over the prefix."""
         self.replans = 0
+        self.is_finishing = False
+        self.after: object = None
+        """The fence after the kernels that wrote what was confirmed last."""
         self.confirmed = length
         self.publish_limit = length
         self.registered: list[int] = []
@@ -141,6 +154,15 @@ class LeaseRecord:
     def unnamed_claims(self) -> int:
         """Claims that have no slot yet."""
         return sum(segment.unnamed for segment in self.claims)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still be used: neither released nor about to be."""
+        return self.state is not LeaseState.RELEASED and not self.is_finishing
+
+    def has_unnamed(self, table: BlockTable, *, stop: int) -> bool:
+        """Whether a claim of `table` at a position below `stop` has no slot yet."""
+        return any(s.table is table and s.unnamed and s.positions[s.named] < stop for s in self.claims)
 
     def advance(self, event: LeaseEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""

@@ -2,9 +2,12 @@
 
 Rules
 - A target is registered only when its copy ended well in the current epoch (law 3).
-- A failed load is planned again once, atomically: the failed keys count as missing in the CPU tier, the old pins are held,
-  a failed target is never bound again by that plan. A second failure takes the best prefix without loads.
+- A failed load is planned again once, atomically: the failed keys count as missing in the CPU tier, the old pins are
+  held, a failed target is bound again only if there is no other slot. A second failure takes the best prefix without
+  loads.
 - Nothing is looked up again for any other reason (law 1).
+- A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
+  that wait for each other's slots do not stop each other where one of them could go on.
 
 State: leases whose new plan waits for capacity, oldest first.
 """
@@ -24,10 +27,11 @@ from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
 from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
-from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
+from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.plan import Outcome
+from aiokv.model.spec import FullAttention, RecurrentState
 
 __all__ = ["Loads"]
 
@@ -46,7 +50,7 @@ class Loads:
     @property
     def waits_for_capacity(self) -> bool:
         """Whether a lease waits to be planned again; nobody may be admitted before it."""
-        return bool(self._replans)
+        return any(record.state is LeaseState.HELD for record in self._replans)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
@@ -54,12 +58,13 @@ class Loads:
         targets = transfer.bound_targets
         if outcome is not Outcome.OK:
             world.inflight.hide(transfer)
-        for stop in range(len(transfer), 0, -SLICE_BLOCKS):
-            start = max(stop - SLICE_BLOCKS, 0)
-            if outcome is Outcome.OK and world.may_register_gpu(transfer):
+        for stop in range(len(transfer), 0, -self._world.slice_blocks):
+            start = max(stop - self._world.slice_blocks, 0)
+            if outcome is Outcome.OK and world.may_copy(transfer):
                 world.gpu.register(targets[start:stop], transfer.digests(start, stop), transfer.group)
             if outcome is Outcome.LOST:
-                self._quarantine(transfer, start=start, stop=stop)
+                world.quarantine(Tier.GPU, targets[start:stop])
+                world.quarantine(Tier.CPU, transfer.sources[start:stop])
             world.inflight.unmark(transfer, start=start, stop=stop)
             world.unpin_gpu(targets[start:stop][::-1])
             world.unpin_cpu(transfer.sources[start:stop][::-1])
@@ -67,35 +72,27 @@ class Loads:
                 yield
         world.inflight.remove(transfer)
         for lease_id in sorted(transfer.waiters):
-            self._notify(world.leases.find(lease_id), transfer, outcome)
+            self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
 
     def retry_replans(self) -> None:
-        """Plan waiting leases again, oldest first, until one still lacks capacity."""
-        while self._replans:
-            record = self._replans[0]
+        """Plan waiting leases again, oldest first."""
+        waiting, self._replans = self._replans, deque()
+        for record in waiting:
             if record.state is LeaseState.HELD and not self._replan(record):
-                return
-            self._replans.popleft()
+                self._replans.append(record)
 
-    def _quarantine(self, transfer: Transfer, *, start: int, stop: int) -> None:
-        """Nobody knows what the copies still do: neither side is used again."""
-        self._world.gpu.quarantine(transfer.bound_targets[start:stop])
-        if self._world.cpu is not None:
-            self._world.cpu.quarantine(transfer.sources[start:stop])
-
-    def _notify(self, record: LeaseRecord, transfer: Transfer, outcome: Outcome) -> None:
+    def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)
         if outcome is not Outcome.OK:
-            failed = np.zeros_like(record.loaded[transfer.group])
-            failed[transfer.positions[transfer.positions < len(failed)]] = True
-            record.failed.append((transfer.group, failed & record.loaded[transfer.group]))
+            record.failed.append((transfer.group, _failed_positions(record, transfer)))
         if record.waiting:
             return
         if not record.failed:
             self._settle(record)
-        elif self._replans or not self._replan(record):
+        elif not self._replan(record):
             record.advance(LeaseEvent.REPLAN)
             self._replans.append(record)
+            self._drop_failed(record)
 
     def _settle(self, record: LeaseRecord) -> None:
         record.advance(LeaseEvent.SETTLE)
@@ -103,46 +100,78 @@ class Loads:
         self._world.outbox.settled.append(record.lease_id)
 
     def _replan(self, record: LeaseRecord) -> bool:
-        """Plan a lease with failed loads again. False, and nothing changed, without capacity."""
+        """Plan a lease with failed loads again. False, and nothing but names has changed, without capacity."""
         world = self._world
+        self._admission.finish_naming(record)
         failed = _failed_masks(record)
         residency = self._residency_without(record, failed)
-        plan = plan_acquire(world.geometry, record.request, residency=residency, inflight=world.inflight)
-        changes = [_PrefixChange(record, index=i, plan=group) for i, group in enumerate(plan.groups)]
-        claims = sum(change.claims for change in changes)
-        needed = claims + world.gpu.count_unpinned(np.concatenate([change.fresh_slots for change in changes]))
-        gives_back_first = len(record.held_slots()) + record.unnamed_claims + needed > world.gpu.capacity
-        spare = sum(self._count_private(change.dropped_slots) for change in changes) if gives_back_first else 0
-        if needed > world.gpu.available + spare:
+        plan = plan_acquire(
+            world.geometry,
+            record.request,
+            residency=residency,
+            inflight=world.inflight,
+            capacity=world.usable_gpu_slots,
+        )
+        changes = [
+            _PrefixChange(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
+            for i, group in enumerate(plan.groups)
+        ]
+        needed = self._count_needed(changes)
+        spare = sum(self._count_private(change.dropped_slots) for change in changes)
+        if needed > spare + (0 if self.waits_for_capacity else world.gpu.available):
             return False
-        self._pin_sources(plan, changes)
-        if gives_back_first:
-            self._drop(changes)
-        world.gpu.claim(claims)
-        self._rebind(record, plan, changes=changes)
-        if not gives_back_first:
-            self._drop(changes)
+        self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
         self._revise(record, plan, failed=failed)
         return True
+
+    def _room_after(self, record: LeaseRecord, plan: AcquirePlan, *, index: int) -> int:
+        """Tokens that a group has room for then; a first chunk is counted anew from the shorter prefix on."""
+        room = record.capacity_tokens[index]
+        spec = self._world.geometry.groups[index]
+        if record.request.first_chunk is None or isinstance(spec, FullAttention | RecurrentState):
+            return room
+        return max(plan.groups[index].capacity_tokens, room - (record.length - plan.length))
+
+    def _count_needed(self, changes: list[_PrefixChange]) -> int:
+        """By how much the changes lower what is available, before anything is given back."""
+        fresh = np.concatenate([change.fresh_slots for change in changes])
+        return sum(change.claims for change in changes) + self._world.gpu.count_unpinned(fresh)
 
     def _count_private(self, slots: SlotArray) -> int:
         """How many slots become free or evictable when this lease lets go of them."""
         return int(np.count_nonzero(self._world.gpu.pins_of(slots) == 1))
 
-    def _pin_sources(self, plan: AcquirePlan, changes: list[_PrefixChange]) -> None:
-        self._world.gpu.pin(np.concatenate([change.fresh_slots for change in changes]))
-        if self._world.cpu is not None:
-            self._world.cpu.pin(plan.load_sources)
+    def _swap(
+        self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange], gives_back_first: bool
+    ) -> None:
+        """Exchange the prefix. New slots are named before old ones are free to be, unless there are no others."""
+        world = self._world
+        if gives_back_first:
+            self._drop(changes)
+        world.gpu.pin(np.concatenate([change.fresh_slots for change in changes]))
+        if world.cpu is not None:
+            world.cpu.pin(plan.load_sources)
+        world.gpu.claim(sum(change.claims for change in changes))
+        self._rebind(record, plan, changes=changes)
+        if not gives_back_first:
+            self._drop(changes)
 
     def _drop(self, changes: list[_PrefixChange]) -> None:
         for change in changes:
             self._world.unpin_gpu(change.dropped_slots[::-1])
 
+    def _drop_failed(self, record: LeaseRecord) -> None:
+        """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
+        for table, failed in zip(record.tables, _failed_masks(record), strict=True):
+            self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
+
     def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
-        """Fill the prefix of every table anew; new slots are named before old ones can be, so none is bound again."""
+        """Fill the prefix of every table anew."""
         for index, (group, change) in enumerate(zip(plan.groups, changes, strict=True)):
             table = record.tables[index]
             table.take_before(change.old_blocks, start=0)
+            table.take_before(len(table), start=max(change.stop, change.old_blocks))
+            record.capacity_tokens[index] = change.room
             table.put(group.hit_positions, group.hit_slots)
             if len(change.recomputed):
                 record.claims.append(ClaimSegment(table=table, positions=change.recomputed))
@@ -197,25 +226,37 @@ class Loads:
 
 @final
 class _PrefixChange:
-    """How one group's table changes below the old prefix when a lease is planned again."""
+    """How one group's table changes when a lease is planned again: positions below the old prefix, and those for which
+    there is no room any more.
+    """
 
-    __slots__ = ("dropped_slots", "fresh_slots", "loads", "old_blocks", "recomputed")
+    __slots__ = ("dropped_slots", "fresh_slots", "loads", "old_blocks", "recomputed", "room", "stop")
 
-    def __init__(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
-        self.old_blocks = record.length // record.block_sizes[index]
-        before = record.tables[index].view()[: self.old_blocks].copy()
+    def __init__(self, record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> None:
+        block = record.block_sizes[index]
+        self.room = room
+        self.stop = -(-room // block)
+        self.old_blocks = record.length // block
+        before = record.tables[index].view().copy()
         kept = before[plan.hit_positions] == plan.hit_slots
         self.fresh_slots = plan.hit_slots[~kept]
         before[plan.hit_positions[kept]] = NULL_SLOT
+        before[self.old_blocks : self.stop] = NULL_SLOT
         self.dropped_slots = before[before != NULL_SLOT]
-        first = self.old_blocks if plan.state_claims else plan.claim_start
-        self.recomputed = np.arange(first, self.old_blocks, dtype=np.int64)
+        stop = 0 if plan.state_claims else min(self.old_blocks, self.stop)
+        self.recomputed = np.arange(plan.claim_start, stop, dtype=np.int64)
         self.loads = len(plan.load_positions)
 
     @property
     def claims(self) -> int:
         """New slots: load targets and positions that must be computed now."""
         return self.loads + len(self.recomputed)
+
+
+def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:
+    """Which blocks of the prefix this load was to bring: a joined one may bring others as well."""
+    prefix = record.tables[transfer.group].view()[: len(record.loaded[transfer.group])]
+    return np.isin(prefix, transfer.bound_targets)
 
 
 def _failed_masks(record: LeaseRecord) -> list[BoolArray]:

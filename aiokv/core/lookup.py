@@ -5,9 +5,9 @@ Rules
 - Each (group, hash) is probed at most once per tier and call; the CPU tier is asked only for what the GPU tier misses.
 - Positions are absolute (law 6).
 
-How: every kind of attention needs "no missing block in a range", so a prefix sum of missing positions answers it for all
-candidate lengths at once. Full groups are probed first, in growing slices, and stop at their first miss, which bounds
-what the other groups are asked.
+How: every kind of attention needs "no missing block in a range", so a prefix sum of missing positions answers it for
+all candidate lengths at once. Full groups are probed first, in growing slices, and stop at their first miss, which
+bounds what the other groups are asked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Index(Protocol):
 class Keys(Protocol):
     """What lookup needs of a request's keys."""
 
-    def digests(self, step: int, start: int, stop: int) -> DigestArray:
+    def digests(self, step: int, start: int, stop: int) -> DigestArray:  # noqa: PLR0917  # reads like a range
         """Hashes of blocks `[start, stop)` of `step` hash blocks each."""
         ...
 

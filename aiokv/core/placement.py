@@ -31,22 +31,26 @@ class Placement:
         self._world = world
 
     def place(self, keys: BlockKeys, *, group: int, positions: IntArray, tier: Tier) -> None:
-        """Make the blocks at ascending `positions` findable in `tier`, unpinned; those that are already stay as they are.
+        """Make the blocks at `positions` findable in `tier`, unpinned; those that are already are touched.
 
         `UsageError` if the tier has not enough slots available.
         """
         pool = self._pool(tier)
-        digests = self._digests(keys, group=group, positions=positions)
-        missing = digests[~pool.find(digests, group).present]
-        if len(missing) > pool.available:
-            raise UsageError(f"{len(missing)} blocks do not fit: {pool.available} {tier.value} slots are available")
+        digests = self._digests(keys, group=group, positions=np.unique(positions))
+        found = pool.find(digests, group)
+        missing = digests[~found.present]
+        present = found.slots[found.present]
+        room = pool.available - pool.count_unpinned(present)
+        if len(missing) > room:
+            raise UsageError(f"{len(missing)} blocks do not fit: {room} {tier.value} slots are available")
+        pool.touch(present[::-1])
         pool.claim(len(missing))
         named = 0
         while named < len(missing):
             part = pool.name_claimed(len(missing) - named, scan_limit=SCAN_LIMIT)
             self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(part.evicted_groups)
             pool.register(part.slots, missing[named : named + len(part.slots)], group)
-            pool.unpin(part.slots)
+            pool.unpin(part.slots[::-1])
             named += len(part.slots)
 
     def evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> None:

@@ -64,6 +64,11 @@ class AcquirePlan:
         return sum(group.claims for group in self.groups)
 
     @property
+    def slots(self) -> int:
+        """GPU slots that the lease holds once all are named."""
+        return self.claims + sum(len(group.hit_slots) + len(group.join_sources) for group in self.groups)
+
+    @property
     def hit_slots(self) -> SlotArray:
         """GPU slots to pin, distinct."""
         return _concatenated([group.hit_slots for group in self.groups])
@@ -75,9 +80,22 @@ class AcquirePlan:
 
 
 def plan_acquire(
+    geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable, capacity: int
+) -> AcquirePlan:
+    """Turn a residency into the plan of an admission.
+
+    A prefix that does not fit into `capacity` GPU slots, beside those that compute claims, is left unused.
+    """
+    plan = _plan(geometry, request, residency=residency, inflight=inflight)
+    if plan.length and plan.slots > capacity:
+        nothing = Residency(length=0, groups=residency.groups)
+        return _plan(geometry, request, residency=nothing, inflight=inflight)
+    return plan
+
+
+def _plan(
     geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
 ) -> AcquirePlan:
-    """Turn a residency into the plan of an admission."""
     length = residency.length
     groups = tuple(
         _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight)
@@ -105,7 +123,9 @@ def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
         if isinstance(group, RecurrentState):
             total += STATE_CLAIMS
         else:
-            total += -(-claim_capacity(geometry, request, index=index, length=0) // geometry.effective_block_size(index))
+            total += -(
+                -claim_capacity(geometry, request, index=index, length=0) // geometry.effective_block_size(index)
+            )
     return total
 
 

@@ -4,8 +4,8 @@ Rules
 - Only registered blocks of confirmed tokens are offered (invariant 9); a block is copied at most once at a time.
 - Offers are planned in later slices, never while a request is admitted; an offer whose lease has left is dropped unless
   the lease finished, which flushes it first.
-- A CPU block is findable only after its copy ended well in the current epoch (law 3), under the hashes recorded when the
-  store was planned.
+- A CPU block is findable only after its copy ended well in the current epoch (law 3), under the hashes recorded when
+  the store was planned.
 
 State: the backlog of offers, oldest first.
 """
@@ -21,9 +21,9 @@ import numpy as np
 from aiokv.core.inflight import Transfer, digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
-from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import Direction, IntArray, SlotArray
+from aiokv.model.ids import Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import DeclineReason, Outcome
 
 __all__ = ["Offer", "Stores"]
@@ -59,7 +59,7 @@ class Stores:
 
     def offer(self, offer: Offer) -> None:
         """Put blocks into the backlog; they are planned in later slices."""
-        if not len(offer.positions) or not self._world.has_cpu_tier or not self._world.may_register_gpu(offer.record):
+        if not len(offer.positions) or not self._may_store(offer.record):
             return
         self._backlog.append(offer)
         if not self._is_planning:
@@ -70,25 +70,25 @@ class Stores:
         """Plan everything this lease has offered, slice by slice."""
         mine = [offer for offer in self._backlog if offer.record is record]
         self._backlog = deque(offer for offer in self._backlog if offer.record is not record)
-        budget = SLICE_BLOCKS
+        budget = self._world.slice_blocks
         for offer in mine:
             while offer.planned < len(offer.positions):
                 budget -= self._plan_part(offer, limit=budget)
                 if budget <= 0:
                     yield
-                    budget = SLICE_BLOCKS
+                    budget = self._world.slice_blocks
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a store have ended: register them slice by slice, tail first, and give every pin back."""
         world = self._world
         cpu = world.cpu
         targets = transfer.bound_targets
-        for stop in range(len(transfer), 0, -SLICE_BLOCKS):
-            start = max(stop - SLICE_BLOCKS, 0)
-            if cpu is not None and outcome is Outcome.OK and world.may_register_cpu(transfer):
+        for stop in range(len(transfer), 0, -self._world.slice_blocks):
+            start = max(stop - self._world.slice_blocks, 0)
+            if cpu is not None and outcome is Outcome.OK and world.may_copy(transfer):
                 cpu.register(targets[start:stop], transfer.digests(start, stop), transfer.group)
-            if cpu is not None and outcome is Outcome.LOST:
-                cpu.quarantine(targets[start:stop])
+            if outcome is Outcome.LOST:
+                world.quarantine(Tier.CPU, targets[start:stop])
             world.inflight.unmark(transfer, start=start, stop=stop)
             world.unpin_cpu(targets[start:stop][::-1])
             world.unpin_gpu(transfer.sources[start:stop][::-1])
@@ -99,7 +99,7 @@ class Stores:
 
     def _planning_job(self) -> Job:
         while self._backlog:
-            budget = SLICE_BLOCKS
+            budget = self._world.slice_blocks
             while self._backlog and budget > 0:
                 offer = self._backlog[0]
                 budget -= self._plan_part(offer, limit=budget)
@@ -113,7 +113,7 @@ class Stores:
         """Consider up to `limit` blocks of an offer; returns how many."""
         start, stop = offer.planned, min(offer.planned + limit, len(offer.positions))
         offer.planned = stop
-        if offer.record.state is LeaseState.RELEASED or not self._world.may_register_cpu(offer.record):
+        if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
         positions, slots = offer.positions[start:stop], offer.slots[start:stop]
@@ -141,8 +141,14 @@ class Stores:
         return np.flatnonzero(is_current & ~on_cpu.present & ~is_storing)
 
     def _queue(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
-        """Reserve CPU slots for as many blocks as fit, the head of the prefix first, and queue their store."""
+        """Reserve CPU slots for as many blocks as fit, the head of the prefix first, and queue their store.
+
+        Sources that nobody holds are pinned only as far as admitted requests have not been promised their slots.
+        """
         world = self._world
+        may_pin = np.cumsum(world.gpu.pins_of(slots) == 0) <= world.gpu.available
+        positions, slots = positions[may_pin], slots[may_pin]
+        self._skip(int(np.count_nonzero(~may_pin)), DeclineReason.BACKPRESSURE)
         targets = world.reserve_cpu(len(positions))
         self._skip(len(positions) - len(targets), DeclineReason.POOL_FULL)
         if not len(targets):
@@ -168,6 +174,10 @@ class Stores:
         world.inflight.add(transfer)
         record.storing.add(transfer.transfer_id)
         world.outbox.submissions.append(transfer)
+
+    def _may_store(self, record: LeaseRecord) -> bool:
+        """Whether there is a CPU tier to store into, and no reset since this lease was admitted."""
+        return self._world.has_cpu_tier and self._world.may_copy(record)
 
     def _skip(self, blocks: int, reason: DeclineReason) -> None:
         self._world.counters.store_skipped_blocks[reason] += blocks

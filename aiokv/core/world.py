@@ -16,7 +16,7 @@ from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.inflight import InflightTable, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import NamedSlots, Pool
-from aiokv.core.slices import SliceQueue
+from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
 from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
 from aiokv.model.spec import CacheGeometry
 
@@ -61,12 +61,22 @@ class World:
         "is_backend_lost",
         "leases",
         "outbox",
+        "slice_blocks",
         "slices",
         "watermark_blocks",
     )
 
-    def __init__(self, geometry: CacheGeometry, *, gpu_blocks: int, cpu_blocks: int, watermark: float) -> None:
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        *,
+        gpu_blocks: int,
+        cpu_blocks: int,
+        watermark: float = 0.0,
+        slice_blocks: int = SLICE_BLOCKS,
+    ) -> None:
         self.geometry = geometry
+        self.slice_blocks = slice_blocks
         self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
         self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
         self.leases = LeaseTable()
@@ -77,6 +87,11 @@ class World:
         self.watermark_blocks = int(self.gpu.capacity * watermark)
         self.capacity_generation = 0
         self.is_backend_lost = False
+
+    @property
+    def usable_gpu_slots(self) -> int:
+        """GPU slots that one request could have if it were alone."""
+        return self.gpu.capacity - self.gpu.quarantined_count
 
     @property
     def has_cpu_tier(self) -> bool:
@@ -128,13 +143,19 @@ class World:
             self.gpu.unclaim(count)
             self.capacity_generation += 1
 
-    def may_register_gpu(self, record: LeaseRecord | Transfer) -> bool:
-        """A holder from before a reset registers nothing (invariant 4)."""
+    def may_register(self, record: LeaseRecord) -> bool:
+        """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
         return record.gpu_epoch == self.gpu.epoch
 
-    def may_register_cpu(self, record: LeaseRecord | Transfer) -> bool:
-        """Like `may_register_gpu`, for stored blocks."""
-        return self.cpu is not None and record.cpu_epoch == self.cpu.epoch
+    def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
+        """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
+        return self.cpu is not None and (holder.gpu_epoch, holder.cpu_epoch) == (self.gpu.epoch, self.cpu.epoch)
+
+    def quarantine(self, tier: Tier, slots: SlotArray) -> None:
+        """Take slots out of use for good: nobody knows what a lost copy still does to them."""
+        pool = self.pool(tier)
+        if pool is not None:
+            self.counters.evicted_blocks[tier, EvictReason.INVALIDATED] += len(pool.quarantine(slots))
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
         self.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(named.evicted_groups)
