@@ -189,12 +189,14 @@ class BlockKeys:
             return
         self._media = self._media.before(num_tokens)
         self._num_tokens = num_tokens
+        self._tokens = self._tokens[:num_tokens]  # what follows goes into a buffer of its own: a twin may read this one
         if self.num_blocks < self._hashed:
             self._hashed = self.num_blocks
+            self._digests = self._digests[: self._hashed]
             self._hasher = None
 
     def copy(self) -> BlockKeys:
-        """An independent twin: same tokens, digests computed so far, media and root."""
+        """An independent twin: same tokens, digests computed so far, media and root. Takes constant time."""
         return copy.copy(self)
 
     def __copy__(self) -> BlockKeys:
@@ -204,8 +206,8 @@ class BlockKeys:
         twin._root = self._root
         twin._media = self._media
         twin._num_tokens = self._num_tokens
-        twin._tokens = self._tokens.copy()
-        twin._digests = self._digests.copy()
+        twin._tokens = self._tokens[: self._num_tokens]  # without room to grow, so only one of the two writes behind it
+        twin._digests = self._digests[: self._hashed]
         twin._hashed = self._hashed
         twin._hasher = self._hasher.copy() if self._hasher is not None else None
         return twin

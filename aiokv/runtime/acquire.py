@@ -4,6 +4,9 @@ Rules
 - Nothing happens before the first step of the coroutine.
 - Whatever ends the wait (a cancellation, a timeout, an error), everything is given back by a plain call before the
   exception goes on (law 4); a grant that came in the same turn is found in the future and given back too.
+- A coroutine that is closed instead (by hand, or by the collector after its loop has died) gives nothing back itself:
+  the finaliser of its lease leaves word.
+- A request has its own copy of the caller's `BlockKeys`: what the caller does to them later changes no hash of it.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from aiokv.core.lease_table import AcquireRequest
 from aiokv.errors import AcquireTimeout, UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import DeferReason, Deferred
-from aiokv.model.tokens import TokenIds
+from aiokv.model.tokens import TokenIds, as_tokens
 from aiokv.observe.stats import CancelStage
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
-from aiokv.runtime.waiting import Rank
+from aiokv.runtime.waiting import Rank, stand_in_line
 
 __all__ = ["AcquireCall", "Intake", "KeyOptions", "RequestOptions", "Ticket", "prepare_keys"]
 
@@ -90,7 +93,7 @@ class Intake:
 
     @property
     def has_keys(self) -> bool:
-        """Whether the tokens came as `BlockKeys`, which then belong to the caller."""
+        """Whether the tokens came as `BlockKeys`."""
         return isinstance(self.token_ids, BlockKeys)
 
     def request(self, keys: BlockKeys, *, hash_block_size: int) -> AcquireRequest:
@@ -120,9 +123,17 @@ async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity:
     for start in range(0, len(token_ids), _SLICE_TOKENS):
         if start:
             await asyncio.sleep(0)
-        keys.append(token_ids[start : start + _SLICE_TOKENS])
+        _append(keys, token_ids[start : start + _SLICE_TOKENS], whole=token_ids)
         await hash_in_slices(keys)
     return keys
+
+
+def _append(keys: BlockKeys, part: TokenIds, *, whole: TokenIds) -> None:
+    try:
+        keys.append(part)
+    except UsageError:
+        as_tokens(whole)  # says at which position of the prompt
+        raise
 
 
 async def hash_in_slices(keys: BlockKeys) -> None:
@@ -145,7 +156,9 @@ class Ticket:
     def try_acquire(self) -> Lease | Deferred:
         """Admit now, unless somebody waits who comes first. Hashes what is missing in one go."""
         keys = self._intake.token_ids
-        if not isinstance(keys, BlockKeys):
+        if isinstance(keys, BlockKeys):
+            keys.hash_more(keys.num_blocks)
+        else:
             keys = BlockKeys(keys, hash_block_size=self._hash_block_size, **self._intake.identity)
         return self._try_in_turn(self._request(keys))
 
@@ -166,6 +179,8 @@ class Ticket:
         lease = await self.admit()
         try:
             await lease.wait_ready(self._due)
+        except GeneratorExit:
+            raise
         except BaseException as error:
             self._count_cancellation(error, stage=CancelStage.INFLIGHT)
             lease.close(Closing.CANCELLED)
@@ -174,6 +189,7 @@ class Ticket:
 
     def _try_in_turn(self, request: AcquireRequest) -> Lease | Deferred:
         offloader = self._offloader
+        offloader.core.check(request)
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.ADMISSION, priority=request.priority):
             return Deferred(DeferReason.QUEUED)
         return self._try_now(request)
@@ -182,24 +198,25 @@ class Ticket:
         result = self._offloader.try_admit(request)
         if isinstance(result, Deferred):
             return result
-        return Lease(self._offloader, result, owns_keys=not self._intake.has_keys)
+        return Lease(self._offloader, result)
 
     async def _wait_in_line(self, request: AcquireRequest) -> Lease:
-        offloader = self._offloader
-        future: asyncio.Future[Lease] = offloader.loop.create_future()
-        attempt = partial(self._try_now, request)
-        offloader.queue.add(attempt, future=future, rank=Rank.ADMISSION, priority=request.priority)
         try:
-            return await self._due.wait(future)
+            return await stand_in_line(
+                self._offloader.queue,
+                partial(self._try_now, request),
+                deadline=self._due,
+                rank=Rank.ADMISSION,
+                priority=request.priority,
+                give_back=_cancel,
+                on_leave=self._offloader.serve_soon,
+            )
         except BaseException as error:
             self._count_cancellation(error, stage=CancelStage.QUEUED)
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().close(Closing.CANCELLED)
-            offloader.serve_soon()
             raise
 
     def _request(self, keys: BlockKeys) -> AcquireRequest:
-        return self._intake.request(keys, hash_block_size=self._hash_block_size)
+        return self._intake.request(keys.copy(), hash_block_size=self._hash_block_size)
 
     def _count_cancellation(self, error: BaseException, *, stage: CancelStage) -> None:
         if isinstance(error, asyncio.CancelledError | AcquireTimeout):
@@ -255,8 +272,14 @@ class AcquireCall(Coroutine[Any, Any, Lease]):
         _, error, _ = exc_info
         if error is None:
             lease.finish()
+        elif isinstance(error, GeneratorExit):
+            lease.abandon()
         else:
             lease.close(Closing.CANCELLED if isinstance(error, asyncio.CancelledError) else Closing.RELEASED)
+
+
+def _cancel(lease: Lease) -> None:
+    lease.close(Closing.CANCELLED)
 
 
 def _check_whole(name: str, value: object, *, at_least: int) -> None:

@@ -11,6 +11,8 @@ Rules: a tick ends at most `TICK_COMPLETIONS` events, then lets the loop turn; i
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ _STEP_S: Final = 100e-6
 _FAST_STEPS: Final = 10
 _LONGEST_STEP_S: Final = 2e-3
 _SHORTEST_ETA_S: Final = 20e-6
+_LONGEST_ETA_S: Final = 50e-3
+"""However long a copy should take, its event is asked that often: an estimate may be wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,17 +47,29 @@ class Watched:
 class Bridge:
     """Watches device events for one loop."""
 
-    __slots__ = ("_is_paused", "_loop", "_misses", "_pending_ring", "_stats", "_streams", "_timer", "_wake_mode")
+    __slots__ = (
+        "_alarm_at",
+        "_is_closed",
+        "_is_paused",
+        "_loop",
+        "_misses",
+        "_pending_ring",
+        "_stats",
+        "_streams",
+        "_timer",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, wake_mode: WakeMode, stats: Stats) -> None:
         self._loop = loop
-        self._wake_mode = wake_mode
         self._stats = stats
         self._streams: dict[Direction, deque[Watched]] = {direction: deque() for direction in Direction}
         self._timer = make_timer(loop, self._tick) if wake_mode is WakeMode.POLL else None
         self._pending_ring: asyncio.Handle | None = None
+        self._alarm_at = math.inf
+        """When the timer goes off, by the monotonic clock."""
         self._misses = 0
         self._is_paused = False
+        self._is_closed = False
 
     @property
     def in_flight(self) -> int:
@@ -70,11 +86,12 @@ class Bridge:
         stream.append(watched)
         if len(stream) == 1:
             self._misses = 0
-            self._arm(max(watched.expected_s, _SHORTEST_ETA_S))
+            self._arm(_clamped(watched.expected_s))
 
     def ring(self) -> None:
         """Something may have ended: look in the loop's next turn."""
-        if self._pending_ring is None and not self._is_paused:
+        is_deaf = self._is_paused or self._is_closed or self._loop.is_closed()
+        if self._pending_ring is None and not is_deaf:
             self._pending_ring = self._loop.call_soon(self._tick)
 
     def pause(self) -> None:
@@ -93,7 +110,8 @@ class Bridge:
         return self._end_heads(limit=self.in_flight) > 0
 
     def close(self) -> None:
-        """Stop looking. Events still in flight stay where they are."""
+        """Stop looking, whoever rings. Events still in flight stay where they are."""
+        self._is_closed = True
         self._disarm()
         if self._timer is not None:
             self._timer.close()
@@ -101,6 +119,7 @@ class Bridge:
 
     def _tick(self) -> None:
         self._pending_ring = None
+        self._alarm_at = math.inf
         if self._is_paused:
             return
         ended = self._end_heads(limit=TICK_COMPLETIONS)
@@ -127,19 +146,26 @@ class Bridge:
 
     def _next_delay(self, *, had_progress: bool) -> float:
         if had_progress:
-            expected = min(stream[0].expected_s for stream in self._streams.values() if stream)
-            return max(expected, _SHORTEST_ETA_S)
+            return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
         if self._misses <= _FAST_STEPS:
             return _STEP_S
         return float(min(_STEP_S * 2.0 ** (self._misses - _FAST_STEPS), _LONGEST_STEP_S))
 
     def _arm(self, delay_s: float) -> None:
-        if self._timer is not None and not self._is_paused:
+        """Look again in `delay_s` at the latest: an earlier alarm, for the other stream, stays."""
+        at = time.monotonic() + delay_s
+        if self._timer is not None and not self._is_paused and at < self._alarm_at:
+            self._alarm_at = at
             self._timer.set(delay_s)
 
     def _disarm(self) -> None:
+        self._alarm_at = math.inf
         if self._timer is not None:
             self._timer.cancel()
         if self._pending_ring is not None:
             self._pending_ring.cancel()
             self._pending_ring = None
+
+
+def _clamped(expected_s: float) -> float:
+    return min(max(expected_s, _SHORTEST_ETA_S), _LONGEST_ETA_S)

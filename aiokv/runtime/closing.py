@@ -37,10 +37,11 @@ class Closing:
 
     async def close(self, *, grace_s: float) -> None:
         """Start the drain, or find it running, and wait for its end. Cancelling the caller does not stop it."""
+        self._offloader.enter()
         if self._is_closed:
             return
         loop = self._offloader.loop
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = loop.create_task(self._drain(grace_s), name="aiokv drain")
         ended = loop.create_future()
         self._task.add_done_callback(partial(_tell, ended))
@@ -48,10 +49,8 @@ class Closing:
 
     def close_now(self) -> None:
         """Finish without the loop: what still runs gets a short grace, then is reported and leaked."""
-        if not self._is_closed:
-            self._offloader.stop_intake()
-            self._offloader.shut_leases()
-            self._end(is_clean=self._offloader.backend.close(deadline_s=_SYNC_GRACE_S))
+        self._offloader.enter_to_close()
+        self._finish_now()
 
     async def _drain(self, grace_s: float) -> None:
         offloader = self._offloader
@@ -61,11 +60,20 @@ class Closing:
             offloader.shut_leases()
             with anyio.move_on_after(grace_s):
                 await offloader.when_drained()
+            offloader.transfers.stop()
             left = max(deadline - time.monotonic(), 0.0)
             is_clean = await anyio.to_thread.run_sync(partial(offloader.backend.close, deadline_s=left))
             self._end(is_clean=is_clean)
         finally:
-            self.close_now()
+            self._finish_now()
+
+    def _finish_now(self) -> None:
+        if not self._is_closed:
+            offloader = self._offloader
+            offloader.stop_intake()
+            offloader.shut_leases()
+            offloader.transfers.stop()
+            self._end(is_clean=offloader.backend.close(deadline_s=_SYNC_GRACE_S))
 
     def _end(self, *, is_clean: bool) -> None:
         if self._is_closed:
@@ -76,7 +84,7 @@ class Closing:
         stuck = [transfer.transfer_id for transfer in offloader.core.transfers()]
         for transfer_id in stuck:
             offloader.core.complete(transfer_id, Outcome.LOST)
-        offloader.core.run_slices()
+        offloader.progress()
         if stuck or not is_clean:
             _log.error("closed with %d copies that never ended; their memory is kept on purpose", len(stuck))
 

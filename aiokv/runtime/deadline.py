@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 from aiokv.errors import AcquireTimeout, UsageError
 
@@ -22,23 +21,20 @@ T = TypeVar("T")
 class Deadline:
     """`timeout` seconds from now, in one loop; `None` means never. Several waits may share one deadline."""
 
-    __slots__ = ("_at", "_loop", "_on_expiry", "_request_id", "_timeout")
+    __slots__ = ("_at", "_loop", "_request_id", "_timeout")
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        request_id: str,
-        timeout: float | None,
-        on_expiry: Callable[[], None],
-    ) -> None:
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, request_id: str, timeout: float | None) -> None:
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and timeout >= 0):
             raise UsageError(f"timeout must be a number of seconds, zero or more, not {timeout!r}")
         self._loop = loop
         self._request_id = request_id
         self._timeout = math.inf if timeout is None else float(timeout)
         self._at = loop.time() + self._timeout
-        self._on_expiry = on_expiry
+
+    def make_future(self) -> asyncio.Future[Any]:
+        """A future of the waiter's own, in the loop of this deadline."""
+        return self._loop.create_future()
 
     async def wait(self, future: asyncio.Future[T]) -> T:
         """The future's result, or `AcquireTimeout` at the deadline."""
@@ -53,4 +49,3 @@ class Deadline:
     def _expire(self, future: asyncio.Future[T]) -> None:
         if not future.done():
             future.set_exception(AcquireTimeout(self._request_id, timeout=self._timeout))
-            self._on_expiry()

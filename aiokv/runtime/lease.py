@@ -23,7 +23,7 @@ from aiokv.model.plan import DeferReason, Deferred, Hit
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.offload import Offloader
-from aiokv.runtime.waiting import Rank
+from aiokv.runtime.waiting import Rank, stand_in_line
 
 __all__ = ["Lease"]
 
@@ -32,12 +32,11 @@ __all__ = ["Lease"]
 class Lease:
     """Pins and reservations of one admitted request. All token counts are absolute: from the start of the prompt."""
 
-    __slots__ = ("__weakref__", "_is_closed", "_offloader", "_owns_keys", "_record")
+    __slots__ = ("__weakref__", "_is_closed", "_offloader", "_record")
 
-    def __init__(self, offloader: Offloader, record: LeaseRecord, *, owns_keys: bool) -> None:
+    def __init__(self, offloader: Offloader, record: LeaseRecord) -> None:
         self._offloader = offloader
         self._record = record
-        self._owns_keys = owns_keys
         self._is_closed = False
 
     def __del__(self) -> None:
@@ -130,11 +129,7 @@ class Lease:
     def append(self, token_ids: TokenIds) -> None:
         """Tokens generated since; their KV is confirmed separately."""
         self._check_open()
-        record = self._record
-        if not self._owns_keys:
-            record.keys = record.keys.copy()
-            self._owns_keys = True
-        record.keys.append(token_ids)
+        self._record.keys.append(token_ids)
 
     def confirm(
         self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
@@ -154,7 +149,9 @@ class Lease:
         """Room for `tokens` more tokens now: the new room in tokens; or `Deferred`, and nothing has changed."""
         self._check_open()
         _check_count("tokens", tokens)
-        if self._offloader.queue.blocks(rank=Rank.EXTENSION):
+        offloader = self._offloader
+        offloader.core.check_extend(self._record, tokens)
+        if offloader.is_quiet or offloader.queue.blocks(rank=Rank.EXTENSION):
             return Deferred(DeferReason.QUEUED)
         return self._try_extend_now(tokens)
 
@@ -166,14 +163,20 @@ class Lease:
         granted = self.try_extend(tokens)
         if not isinstance(granted, Deferred):
             return granted
-        offloader = self._offloader
-        future: asyncio.Future[int] = offloader.loop.create_future()
-        offloader.queue.add(lambda: self._try_extend_now(tokens), future=future, rank=Rank.EXTENSION)
-        try:
-            return await self._deadline(timeout).wait(future)
-        except BaseException:
-            offloader.serve_soon()
-            raise
+        before: list[int] = []
+
+        def attempt() -> int | Deferred:
+            before[:] = self._record.capacity_tokens
+            return self._try_extend_now(tokens)
+
+        return await stand_in_line(
+            self._offloader.queue,
+            attempt,
+            deadline=self._deadline(timeout),
+            rank=Rank.EXTENSION,
+            give_back=partial(self._undo_extend, before),
+            on_leave=self._offloader.serve_soon,
+        )
 
     def wait_on(self, stream: object) -> None:
         """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""
@@ -187,12 +190,12 @@ class Lease:
         await self.wait_ready(self._deadline(timeout))
 
     async def wait_ready(self, deadline: Deadline) -> None:
-        """Like `ready`, by a deadline that other waits share."""
-        if self._record.state is not LeaseState.READY:
+        """Like `ready`, by a deadline that other waits share. `LeaseReleased` if the lease is closed meanwhile."""
+        if self.state not in (LeaseState.READY, LeaseState.RELEASED):
             future: asyncio.Future[None] = self._offloader.loop.create_future()
             self._offloader.when_settled(self._record, partial(_resolve, future))
             await deadline.wait(future)
-            self._check_open()
+        self._check_open()
 
     def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:
         """Call `callback(lease)` in a turn of the loop, once the lease is ready or was released."""
@@ -220,15 +223,27 @@ class Lease:
             self._is_closed = True
             self._offloader.close_lease(self._record, how=how)
 
+    def abandon(self) -> None:
+        """The coroutine that holds it is being closed. Outside the loop that is the collector's doing: then nothing is
+        touched, and the finaliser leaves word.
+        """
+        if self._offloader.is_in_loop:
+            self.close(Closing.RELEASED)
+
     def _try_extend_now(self, tokens: int) -> int | Deferred:
         self._check_open()
         granted = self._offloader.core.try_extend(self._record, tokens)
         self._offloader.progress()
         return granted
 
+    def _undo_extend(self, before: Sequence[int], granted: int) -> None:
+        """Nobody took the room that was granted. Once there is more, it is not told apart and stays."""
+        if self.state is not LeaseState.RELEASED and self.capacity_tokens == granted:
+            self._offloader.core.undo_extend(self._record, before)
+            self._offloader.progress()
+
     def _deadline(self, timeout: float | None) -> Deadline:
-        offloader = self._offloader
-        return Deadline(offloader.loop, request_id=self.request_id, timeout=timeout, on_expiry=offloader.serve_soon)
+        return Deadline(self._offloader.loop, request_id=self.request_id, timeout=timeout)
 
     def _group_index(self, group: str) -> int:
         self._check_open()

@@ -6,7 +6,8 @@ Rules
 - Nothing here awaits. Every method is a plain call from the loop's thread; waiting is done by coroutines on futures
   of their own.
 - The core is entered from one thread of one process only; anyone else gets a `UsageError`.
-- Once the loop is gone, the same work is done inline.
+- Once the runtime is closed, what the core still has to do is done inline. A loop that died before is not touched:
+  nobody can be told any more, and `detach` does the rest.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class Offloader:
         "_is_detached",
         "_is_open",
         "_owner",
+        "_quiet",
         "_scheduled",
         "_seen_generation",
         "_settled",
         "backend",
         "bridge",
         "core",
-        "is_quiet",
         "leaks",
         "loop",
         "queue",
@@ -71,8 +72,7 @@ class Offloader:
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
         self._owner = (os.getpid(), threading.get_ident())
         self._is_open = True
-        self.is_quiet = False
-        """No polling and no pinning: a CUDA graph is being captured."""
+        self._quiet = 0
         self._is_detached = False
         self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
         self._seen_generation = core.capacity_generation
@@ -97,6 +97,19 @@ class Offloader:
         self.enter()
         if not self._is_open:
             raise UsageError("this aiokv runtime is closed or closing")
+
+    def enter_to_close(self) -> None:
+        """Like `enter`, for `close`: any thread of the process may, once the loop does not run there any more."""
+        if self._owner[0] != os.getpid():
+            raise UsageError("an aiokv runtime belongs to the process that opened it")
+        if self.loop.is_running() and not self.is_in_loop:
+            raise UsageError("the loop of this aiokv runtime is running: await aclose() in it")
+        self._owner = (os.getpid(), threading.get_ident())
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether the caller runs in this loop."""
+        return _running_loop() is self.loop
 
     # Leases.
 
@@ -144,6 +157,11 @@ class Offloader:
         return future
 
     @property
+    def is_quiet(self) -> bool:
+        """No polling and no pinning: a CUDA graph is being captured."""
+        return self._quiet > 0
+
+    @property
     def is_idle(self) -> bool:
         """Nothing queued, sliced or running."""
         return not self.core.unfinished_transfers and not self.core.has_work
@@ -152,12 +170,10 @@ class Offloader:
 
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
-        outbox = self.core.outbox
-        while outbox.submissions or outbox.settled:
-            for transfer in outbox.take_submissions():
-                self.transfers.enqueue(transfer)
-            for lease_id in outbox.take_settled():
-                self._tell(lease_id)
+        self._empty_outbox()
+        while self._is_detached and self.core.has_work:
+            self.core.run_slices()
+            self._empty_outbox()
         if self.core.has_work:
             self.schedule(self._work)
         if self.core.capacity_generation != self._seen_generation:
@@ -167,14 +183,12 @@ class Offloader:
         if self._drained and self.is_idle:
             waiting, self._drained = self._drained, []
             for future in waiting:
-                if not future.done():
+                if not future.done() and not self.loop.is_closed():
                     future.set_result(None)
 
     def schedule(self, step: Callable[[], None]) -> None:
-        """Run `step` in the loop's next turn, once however often it is asked for."""
-        if self._is_detached:
-            step()
-        elif step not in self._scheduled:
+        """Run `step` in the loop's next turn, once however often it is asked for; never in a loop that has ended."""
+        if step not in self._scheduled and not self._is_detached and not self.loop.is_closed():
             self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
 
     def serve_soon(self) -> None:
@@ -182,22 +196,25 @@ class Offloader:
         self.schedule(self._serve)
 
     def quiet(self) -> None:
-        """Ask no event and admit nobody until `wake`."""
-        self.is_quiet = True
+        """Ask no event and admit nobody until `wake` was called as often."""
+        self._quiet += 1
         self.bridge.pause()
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
-        self.is_quiet = False
-        self.bridge.resume()
-        self.schedule(self._serve)
+        self._quiet -= 1
+        if not self._quiet:
+            self.bridge.resume()
+            self.schedule(self._serve)
 
     # Ending.
 
     def stop_intake(self) -> None:
         """From now on nobody is let in; whoever waits is told."""
         self._is_open = False
-        self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
+        self.bridge.resume()  # a drain inside `quiesce` must see copies end
+        if not self.loop.is_closed():
+            self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
 
     def shut_leases(self) -> None:
         """Give every live lease back."""
@@ -215,7 +232,15 @@ class Offloader:
         self.leaks.close()
         while self.bridge.poll():
             pass
-        self.core.run_slices()
+        self.progress()
+
+    def _empty_outbox(self) -> None:
+        outbox = self.core.outbox
+        while outbox.submissions or outbox.settled:
+            for transfer in outbox.take_submissions():
+                self.transfers.enqueue(transfer)
+            for lease_id in outbox.take_settled():
+                self._tell(lease_id)
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
         self._scheduled.pop(step, None)
@@ -238,7 +263,8 @@ class Offloader:
 
     def _tell(self, lease_id: int) -> None:
         for callback in self._settled.pop(lease_id, ()):
-            callback()
+            if not self.loop.is_closed():
+                callback()
 
     def _warn_later(self, request_id: str) -> None:
         def warn() -> None:
@@ -248,7 +274,7 @@ class Offloader:
                 stacklevel=2,
             )
 
-        if not self._is_detached:
+        if not self.loop.is_closed():
             self.loop.call_soon(warn)
 
 

@@ -12,8 +12,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self, Unpack, final
 
-import anyio.to_thread
-
 from aiokv.core.audit import Audit, Snapshot
 from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
@@ -30,6 +28,7 @@ from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.opening import Opening
 
 __all__ = ["Fence", "KVRuntime"]
 
@@ -65,13 +64,13 @@ class KVRuntime:
         self._opened = True
         backend = choose_backend(self._config)
         layout = plan_layout(self._config, self._arenas)
-        await anyio.to_thread.run_sync(backend.open, layout)
         core = CacheState(
             self._config.geometry,
             gpu_blocks=self._config.gpu_blocks,
             cpu_blocks=layout.cpu_blocks,
             watermark=self._config.watermark,
         )
+        await Opening(backend, layout).run()
         offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
         self._closing = Closing(offloader)
         self._offloader = offloader
@@ -206,9 +205,7 @@ class KVRuntime:
         offloader = self._entered()
         offloader.enter_for_intake()
         intake = describe()
-        deadline = Deadline(
-            offloader.loop, request_id=intake.request_id, timeout=timeout, on_expiry=offloader.serve_soon
-        )
+        deadline = Deadline(offloader.loop, request_id=intake.request_id, timeout=timeout)
         return await how(Ticket(offloader, intake, deadline=deadline))
 
     def _entered(self) -> Offloader:

@@ -4,6 +4,7 @@ Rules
 - A transfer belongs to the core from plan to completion; this module never gives pins back itself (law 4).
 - At most `STREAM_DEPTH` batches are in flight per direction; the others wait here, and one that the core dropped
   meanwhile is never submitted.
+- After `stop` the backend is not called any more: what waits here, or comes later, is dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _OUTCOMES: Final = {
 class TransferRunner:
     """Submits transfers and reports their completion to the core."""
 
-    __slots__ = ("_backend", "_bridge", "_core", "_on_progress", "_queues", "_stats")
+    __slots__ = ("_backend", "_bridge", "_core", "_is_stopped", "_on_progress", "_queues", "_stats")
 
     def __init__(
         self, core: CacheState, *, backend: Backend, bridge: Bridge, stats: Stats, on_progress: Callable[[], None]
@@ -49,6 +50,7 @@ class TransferRunner:
         self._stats = stats
         self._on_progress = on_progress
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
+        self._is_stopped = False
 
     def enqueue(self, transfer: Transfer) -> None:
         """Submit now, or as soon as the stream has room."""
@@ -56,12 +58,22 @@ class TransferRunner:
         self._stats.queued_blocks[transfer.direction] += len(transfer)
         self._submit_queued(transfer.direction)
 
+    def stop(self) -> None:
+        """Submit nothing any more; what is in flight stays so."""
+        self._is_stopped = True
+        for direction in Direction:
+            self._submit_queued(direction)
+
     def _submit_queued(self, direction: Direction) -> None:
         queue = self._queues[direction]
-        while queue and self._bridge.depth(direction) < STREAM_DEPTH:
+        while queue and (self._is_stopped or self._bridge.depth(direction) < STREAM_DEPTH):
             transfer, queued_at = queue.popleft()
             self._stats.queued_blocks[direction] -= len(transfer)
-            if transfer.state is TransferState.QUEUED:
+            if transfer.state is not TransferState.QUEUED:
+                continue
+            if self._is_stopped:
+                self._core.complete(transfer.transfer_id, Outcome.DROPPED)
+            else:
                 self._submit(transfer, queued_at=queued_at)
 
     def _submit(self, transfer: Transfer, *, queued_at: float) -> None:

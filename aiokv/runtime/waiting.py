@@ -13,11 +13,14 @@ import heapq
 import itertools
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from aiokv.model.plan import Deferred
+from aiokv.runtime.deadline import Deadline
 
-__all__ = ["Rank", "WaitQueue", "Waiter"]
+__all__ = ["Rank", "WaitQueue", "Waiter", "stand_in_line"]
+
+T = TypeVar("T")
 
 
 class Rank(IntEnum):
@@ -67,6 +70,11 @@ class WaitQueue:
         order = (int(rank), priority, next(self._arrivals))
         heapq.heappush(self._heap, Waiter(order=order, attempt=attempt, future=future))
 
+    def remove(self, future: asyncio.Future[Any]) -> None:
+        """Whoever waits for this future has gone without a word: its coroutine was closed."""
+        self._heap = [waiter for waiter in self._heap if waiter.future is not future]
+        heapq.heapify(self._heap)
+
     def serve_head(self) -> bool:
         """Try the head once; True if it is served and another one may be tried."""
         self._forget_gone()
@@ -95,3 +103,31 @@ class WaitQueue:
     def _forget_gone(self) -> None:
         while self._heap and self._heap[0].future.done():
             heapq.heappop(self._heap)
+
+
+async def stand_in_line(
+    queue: WaitQueue,
+    attempt: Callable[[], T | Deferred],
+    *,
+    deadline: Deadline,
+    rank: Rank,
+    priority: int = 0,
+    give_back: Callable[[T], None],
+    on_leave: Callable[[], None],
+) -> T:
+    """Wait until `attempt` is granted. Whoever leaves instead gives back a grant that came in the same turn, and then
+    calls `on_leave`, for the next in line.
+    """
+    future: asyncio.Future[T] = deadline.make_future()
+    queue.add(attempt, future=future, rank=rank, priority=priority)
+    try:
+        return await deadline.wait(future)
+    except GeneratorExit:
+        queue.remove(future)
+        on_leave()
+        raise
+    except BaseException:
+        if future.done() and not future.cancelled() and future.exception() is None:
+            give_back(future.result())
+        on_leave()
+        raise

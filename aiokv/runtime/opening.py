@@ -1,0 +1,54 @@
+"""Opening a backend in a worker thread, for a caller that may be cancelled meanwhile.
+
+The thread cannot be stopped. So whoever comes second, the thread with an open backend or the cancelled caller, closes
+it: nobody would ever use that backend, and its arena and threads would stay.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final, final
+
+import anyio.to_thread
+
+from aiokv.backends.arena import Layout
+from aiokv.backends.base import Backend
+
+__all__ = ["Opening"]
+
+_CLOSE_GRACE_S: Final = 5.0
+
+
+@final
+class Opening:
+    """One attempt to open one backend."""
+
+    __slots__ = ("_backend", "_layout", "_lock", "_was_decided")
+
+    def __init__(self, backend: Backend, layout: Layout) -> None:
+        self._backend = backend
+        self._layout = layout
+        self._lock = threading.Lock()
+        self._was_decided = False
+
+    async def run(self) -> None:
+        """Open, or raise what `Backend.open` raises."""
+        try:
+            await anyio.to_thread.run_sync(self._open)
+        except BaseException:
+            if self._comes_second():
+                threading.Thread(target=self._close, name="aiokv-close", daemon=True).start()
+            raise
+
+    def _open(self) -> None:
+        self._backend.open(self._layout)
+        if self._comes_second():
+            self._close()
+
+    def _comes_second(self) -> bool:
+        with self._lock:
+            was_decided, self._was_decided = self._was_decided, True
+            return was_decided
+
+    def _close(self) -> None:
+        self._backend.close(deadline_s=_CLOSE_GRACE_S)
