@@ -28,21 +28,16 @@ def exhaustive_hit(  # noqa: PLR0917  # reads best in a test
     `layout` has per group one letter per block: g GPU, c CPU, b both, - neither; what lies beyond the string, and a
     group without one, is absent. Raises `ConfigError` for an unknown group or letter and for an `align` below 1.
     """
-    _check(geometry, layout=layout, align=align)
-    groups = [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
-    length = 0
-    for candidate in range(1, num_tokens):
-        if _is_aligned(groups, candidate, align=align) and all(g.can_resume(candidate) for g in groups):
-            length = candidate
-    return length
+    groups = _groups(geometry, layout=layout, num_tokens=num_tokens, align=align)
+    return _longest(groups, num_tokens=num_tokens, align=align)
 
 
 def exhaustive_sources(  # noqa: PLR0917  # like `exhaustive_hit`
     geometry: CacheGeometry, num_tokens: int, layout: Mapping[str, str], *, align: int = 1
 ) -> tuple[TokenSource, ...]:
     """Where each token of the prompt comes from when it resumes at `exhaustive_hit`. Takes and raises the same."""
-    length = exhaustive_hit(geometry, num_tokens, layout, align=align)
-    groups = [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
+    groups = _groups(geometry, layout=layout, num_tokens=num_tokens, align=align)
+    length = _longest(groups, num_tokens=num_tokens, align=align)
     covered = [{b for b in range(length // g.block) if g.is_covered(b, length)} for g in groups]
     sources: list[TokenSource] = ["compute"] * num_tokens
     following: TokenSource = "gpu"
@@ -67,8 +62,8 @@ class _Group:
 
     def can_resume(self, length: int) -> bool:
         """Whether queries from `length` on find all they read, and draft heads the margin they recompute."""
-        here = all(self.is_resident(b) for b in range(length // self.block) if self.is_covered(b, length))
-        return here and (not self.spec.lookahead or self.has_margin(length))
+        missing = any(not self.is_resident(b) and self.is_covered(b, length) for b in range(length // self.block))
+        return not missing and (not self.spec.lookahead or self.has_margin(length))
 
     def has_margin(self, length: int) -> bool:
         """Whether one more block after `length` is resident and ends before the last token."""
@@ -95,10 +90,10 @@ class _Group:
 
 
 def _last_query(spec: GroupSpec, position: int, *, num_tokens: int) -> int:
-    """The last query that reads `position`; full attention is cut off past every prefix of interest."""
+    """The last query up to `num_tokens`, which is past every prefix, that reads `position`."""
     match spec:
         case SlidingWindow(window=reach) | ChunkedLocal(chunk=reach):
-            horizon = position + reach
+            horizon = min(position + reach, num_tokens)
         case _:
             horizon = num_tokens
     candidates = range(horizon, position, -1)
@@ -118,11 +113,16 @@ def _reads(spec: GroupSpec, *, query: int, position: int) -> bool:
             return False
 
 
-def _is_aligned(groups: list[_Group], length: int, *, align: int) -> bool:
-    return length % align == 0 and all(length % g.block == 0 for g in groups)
+def _longest(groups: list[_Group], *, num_tokens: int, align: int) -> int:
+    length = 0
+    for candidate in range(1, num_tokens):
+        aligned = candidate % align == 0 and all(candidate % g.block == 0 for g in groups)
+        if aligned and all(g.can_resume(candidate) for g in groups):
+            length = candidate
+    return length
 
 
-def _check(geometry: CacheGeometry, *, layout: Mapping[str, str], align: int) -> None:
+def _groups(geometry: CacheGeometry, *, layout: Mapping[str, str], num_tokens: int, align: int) -> list[_Group]:
     if isinstance(align, bool) or align < 1:
         raise ConfigError(f"align must be a positive integer, not {align!r}")
     for name, letters in layout.items():
@@ -132,3 +132,4 @@ def _check(geometry: CacheGeometry, *, layout: Mapping[str, str], align: int) ->
             raise ConfigError(
                 f"group {name!r}: unknown letters {unknown} in {letters!r}; each block is one of {_LETTERS!r}"
             )
+    return [_Group(geometry, i, layout=layout, num_tokens=num_tokens) for i in range(len(geometry.groups))]
