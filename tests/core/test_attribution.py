@@ -94,3 +94,17 @@ def test_groups_and_rows_that_do_not_match_are_refused() -> None:
         attribute(geometry_of(FULL, WINDOW), num_tokens=81, length=80, loads=[loads("ccccc")], covered=[(0, 5)] * 2)
     with pytest.raises(ValueError, match="do not sum"):
         attribute(geometry_of(FULL), num_tokens=81, length=80, loads=[loads("cc")], covered=[(0, 5)])
+
+
+def test_an_empty_range_may_stand_anywhere() -> None:
+    geometry = geometry_of(ChunkedLocal("chunked", block_size=16, chunk=64), WINDOW)
+    given = [loads("----"), loads("--cg")]
+    sources = attribute(geometry, num_tokens=81, length=64, loads=given, covered=[(0, 0), (2, 4)])
+    assert sources == hit(81, gpu=16, cpu=48)
+
+
+def test_the_rows_given_are_left_as_they_are() -> None:
+    row = loads("---cg")
+    attribute(geometry_of(WINDOW), num_tokens=81, length=80, loads=[row], covered=[(3, 5)])
+    assert source_runs(geometry_of(WINDOW), length=80, loads=[row], covered=[(3, 5)]) == 1
+    assert row.tolist() == [False, False, False, True, False]
