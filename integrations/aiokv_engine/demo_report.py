@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
@@ -169,20 +170,21 @@ def print_report(report: Report, *, console: Console) -> None:
 
 
 def _runs_table(report: Report) -> Table:
+    """The runs of the long prompt, at most 80 columns wide; what each run is stands below the table."""
     title = f"a prompt of {report.run(COLD).prompt_tokens:,} tokens, by where its KV blocks come from"
-    table = Table(title=title, title_justify="left", title_style="bold")
+    notes = "\n".join(f"{run.name}: {_explanation(run)}" for run in report.runs)
+    table = Table(title=title, caption=notes, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
     table.add_column("run", no_wrap=True)
     for column in ("GPU", "CPU", "computed", "first token", "speed-up", "loaded"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("tokens, logits", no_wrap=True)
-    table.add_column("what it is")
+    table.add_column("answer", no_wrap=True)
     for run in report.runs:
         speedup = "" if run.name == COLD else f"{report.speedup[run.name]:.1f}x"
-        loaded = f"{run.load_bytes / 1e6:.0f} MB in {run.load_s * 1e3:.0f} ms" if run.load_bytes else "–"
-        same = ", ".join(_mark(equal) for equal in (run.tokens_equal, run.logits_equal))
+        loaded = f"{run.load_bytes / 1e6:.0f} MB, {run.load_s * 1e3:.0f} ms" if run.load_bytes else "–"
         table.add_row(
             run.name, f"{run.gpu_tokens:,}", f"{run.cpu_tokens:,}", f"{run.compute_tokens:,}", f"{run.ttft_s:.3f} s",
-            speedup, loaded, same, _explanation(run),
+            speedup, loaded, _mark(run.tokens_equal and run.logits_equal),
         )  # fmt: skip
     return table
 
