@@ -1,0 +1,136 @@
+"""What the tests of the runtime share: a small runtime over a fake backend, prompts, turns of the loop, the books."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Unpack
+
+from aiokv import BlockKeys, CacheGeometry, FullAttention, KVRuntime, Lease, RuntimeConfig, SlidingWindow
+from aiokv.core.audit import Snapshot
+from aiokv.runtime.acquire import RequestOptions
+from aiokv.testing import FakeBackend
+
+BLOCK = 16
+GROUP = "full"
+GEOMETRY = CacheGeometry(groups=(FullAttention(GROUP, block_size=BLOCK),), hash_block_size=BLOCK)
+HYBRID = CacheGeometry(
+    groups=(FullAttention(GROUP, block_size=BLOCK), SlidingWindow("swa", block_size=BLOCK, window=2 * BLOCK)),
+    hash_block_size=BLOCK,
+)
+PATIENCE_TURNS = 20_000
+"""After so many turns of the loop a test gives up; never how many something is expected to take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An open runtime and its fake backend."""
+
+    kv: KVRuntime
+    backend: FakeBackend
+
+
+@asynccontextmanager
+async def opened(
+    *,
+    gpu_blocks: int = 9,
+    cpu_blocks: int = 16,
+    manual: bool = True,
+    watermark: float = 0.0,
+    geometry: CacheGeometry = GEOMETRY,
+    close_grace_s: float = 30.0,
+) -> AsyncIterator[Case]:
+    """A runtime with `gpu_blocks - 1` usable GPU slots, closed afterwards; what still runs then is completed first."""
+    backend = FakeBackend(manual=manual)
+    config = RuntimeConfig(
+        geometry=geometry,
+        gpu_blocks=gpu_blocks,
+        cpu_blocks=cpu_blocks,
+        watermark=watermark,
+        backend=backend,
+        close_grace_s=close_grace_s,
+    )
+    async with KVRuntime(config) as kv:
+        try:
+            yield Case(kv=kv, backend=backend)
+        finally:
+            backend.complete_all()
+
+
+def prompt(blocks: int, *, seed: int = 0, extra: int = 1) -> list[int]:
+    """Tokens of `blocks` full blocks and `extra` more; prompts of different seeds have no token in common."""
+    first = (seed + 1) * 1_000_000
+    return list(range(first, first + blocks * BLOCK + extra))
+
+
+def granted(kv: KVRuntime, token_ids: list[int], *, name: str = "request", **options: Unpack[RequestOptions]) -> Lease:
+    """A lease, admitted at once."""
+    lease = kv.try_acquire(name, token_ids, **options)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+async def turns(count: int = 1) -> None:
+    """Let the loop turn."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds."""
+    for _ in range(PATIENCE_TURNS):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("gave up waiting")
+
+
+async def finish_copies(case: Case) -> None:
+    """Complete whatever is submitted until nothing is queued, sliced or running."""
+    drained = asyncio.ensure_future(case.kv.drain())
+    while not drained.done():
+        case.backend.complete_all()
+        await asyncio.sleep(0)
+    await drained
+
+
+@cache
+def whole_pool(gpu_blocks: int) -> BlockKeys:
+    """A prompt that needs every block of a pool for one group, hashed already."""
+    keys = BlockKeys(prompt(gpu_blocks - 1, seed=400, extra=0), hash_block_size=BLOCK, salt="the whole pool")
+    keys.hash_more(keys.num_blocks)
+    return keys
+
+
+async def assert_all_given_back(case: Case) -> None:
+    """Invariant 12: no pins, nothing reserved, and one request can have the whole pool."""
+    await finish_copies(case)
+    assert_nothing_held(case.kv)
+    whole = whole_pool(case.kv.config.gpu_blocks)
+    async with case.kv.acquire("the whole pool", whole, timeout=10.0) as lease:
+        assert lease.capacity_tokens == whole.num_tokens
+    await finish_copies(case)
+    assert_nothing_held(case.kv)
+
+
+def assert_nothing_held(kv: KVRuntime) -> None:
+    """The audit is empty, and so are the tables behind it."""
+    audit = kv.audit()
+    assert (audit.leases, audit.pins, audit.reservations, audit.violations) == ((), (), (), ())
+    state = kv.snapshot()
+    assert state.transfers == ()
+    assert state.gpu.reserved == state.gpu.claimed == 0
+
+
+def is_shut(backend: FakeBackend) -> bool:
+    """Closed, or never opened."""
+    return backend.closed or backend.layout is None
+
+
+def state_of(kv: KVRuntime) -> Snapshot:
+    """The snapshot, once the audit agrees with it."""
+    assert kv.audit().violations == ()
+    return kv.snapshot()
