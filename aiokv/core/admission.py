@@ -21,8 +21,8 @@ from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_a
 from aiokv.core.slices import Job
 from aiokv.core.stores import Stores
 from aiokv.core.world import World
-from aiokv.errors import CapacityError, UsageError
-from aiokv.model.ids import NULL_SLOT, Direction, IntArray
+from aiokv.errors import CapacityError
+from aiokv.model.ids import Direction
 from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry, RecurrentState
 
@@ -42,9 +42,7 @@ class Admission:
     def check(self, request: AcquireRequest) -> None:
         """`CapacityError` for what can never fit, `UsageError` for keys of another geometry."""
         world = self._world
-        if request.keys.hash_block_size != world.geometry.hash_block_size:
-            size, expected = request.keys.hash_block_size, world.geometry.hash_block_size
-            raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
+        world.check_keys(request.keys)
         needed = empty_pool_claims(world.geometry, request)
         if needed > world.usable_gpu_slots:
             raise CapacityError(request.request_id, needed=needed, capacity=world.usable_gpu_slots)

@@ -243,6 +243,7 @@ class CacheState:
 
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:
         """Which full blocks of these tokens are findable in a tier, by block position; changes nothing."""
+        self._world.check_keys(keys)
         pool = self._world.pool(tier)
         step = self.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step

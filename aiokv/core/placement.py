@@ -68,6 +68,7 @@ class Placement:
         self._world.capacity_generation += 1
 
     def _digests(self, keys: BlockKeys, *, group: int, positions: IntArray) -> DigestArray:
+        self._world.check_keys(keys)
         step = self._world.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if len(positions) and not (0 <= positions[0] and positions[-1] < blocks):

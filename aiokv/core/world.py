@@ -17,7 +17,9 @@ from aiokv.core.inflight import InflightTable, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import NamedSlots, Pool
 from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
+from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
+from aiokv.model.keys import BlockKeys
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -102,6 +104,12 @@ class World:
     def cpu_index(self) -> Pool | None:
         """The CPU pool for a lookup; none without a usable CPU tier."""
         return self.cpu if self.has_cpu_tier else None
+
+    def check_keys(self, keys: BlockKeys) -> None:
+        """`UsageError` for keys of another geometry: their digests would stand for other tokens."""
+        if keys.hash_block_size != self.geometry.hash_block_size:
+            size, expected = keys.hash_block_size, self.geometry.hash_block_size
+            raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
 
     def forget_store(self, transfer: Transfer) -> None:
         """Tell the owner of a store, where it still lives, that the store has ended."""

@@ -1,8 +1,8 @@
 """A host that steps a `CacheState`, and beside it a model of what every slot really holds.
 
-The model knows nothing of the core's reasoning. It follows the bytes: a slot holds what compute or a copy last wrote there,
-and garbage while a copy into it runs. `Host.check()` then asks, after any step, whether what leases read, what transfers
-read and what a lookup can find is the right content, and whether nobody was written over (laws 3, 4 and 5).
+The model knows nothing of the core's reasoning. It follows the bytes: a slot holds what compute or a copy last wrote
+there, and garbage while a copy into it runs. `Host.check()` then asks, after any step, whether what leases read, what
+transfers read and what a lookup can find is the right content, and whether nobody was written over (laws 3, 4 and 5).
 
 Prompts are prefixes of *streams*, fixed token sequences that share their beginnings, so that content has few names.
 """
@@ -26,7 +26,7 @@ from aiokv.model.plan import Deferred, Hit, Outcome
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from aiokv.testing.oracle import exhaustive_hit, exhaustive_sources
 
-__all__ = ["Content", "Host", "geometry_of", "stream_tokens"]
+__all__ = ["Content", "Host", "geometry_of", "state_of", "stream_tokens"]
 
 STREAM_TOKENS: Final = 96
 FORKS: Final = (0, 0, 20)
@@ -35,7 +35,7 @@ FORKS: Final = (0, 0, 20)
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a slot holds: the KV (or the state) of one block. `fresh`: written in the current epoch, so it may be found."""
+    """What a slot holds: the KV, or the state, of one block. `fresh`: from the current epoch, so it may be found."""
 
     group: int
     digest: bytes
@@ -50,6 +50,11 @@ def stream_tokens(stream: int, start: int, stop: int) -> list[int]:
 def geometry_of(*groups: GroupSpec, hash_block_size: int = 4) -> CacheGeometry:
     """A geometry of these groups."""
     return CacheGeometry(groups=groups, hash_block_size=hash_block_size)
+
+
+def state_of(thing: LeaseRecord | Transfer) -> LeaseState | TransferState:
+    """Its state; a call, so that a type checker does not take it for settled."""
+    return thing.state
 
 
 class Host:
@@ -107,7 +112,7 @@ class Host:
         return self._digests[stream, group][position]
 
     def layout(self, stream: int) -> dict[str, str]:
-        """Per group one letter per block of the stream: g GPU, c CPU, b both, - neither, as a lookup would find them."""
+        """Per group one letter per block: g GPU, c CPU, b both, - neither, as a lookup would find them."""
         return {spec.name: self.letters(stream, index) for index, spec in enumerate(self.geometry.groups)}
 
     def letters(self, stream: int, group: int = 0) -> str:
@@ -156,9 +161,19 @@ class Host:
         self.settle()
         return record
 
-    def admit(self, stream: int, num_tokens: int, **more: int) -> LeaseRecord:
+    def admit(
+        self,
+        stream: int,
+        num_tokens: int,
+        *,
+        reserve_tokens: int = 0,
+        first_chunk: int | None = None,
+        request_id: str | None = None,
+    ) -> LeaseRecord:
         """`acquire`, which must succeed."""
-        record = self.acquire(stream, num_tokens, **more)  # type: ignore[arg-type]  # forwarded keywords
+        record = self.acquire(
+            stream, num_tokens, reserve_tokens=reserve_tokens, first_chunk=first_chunk, request_id=request_id
+        )
         assert isinstance(record, LeaseRecord), record
         return record
 
@@ -185,12 +200,18 @@ class Host:
         record.keys.append(stream_tokens(self._streams[record.lease_id], start, stop))
 
     def confirm(
-        self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None = None, states: Sequence[int] = ()
+        self,
+        record: LeaseRecord,
+        num_tokens: int,
+        *,
+        publish_to: int | None = None,
+        states: Sequence[int] = (),
+        after: object = None,
     ) -> None:
         """Compute up to `num_tokens` tokens and say so."""
         if record.state is LeaseState.READY and num_tokens > record.confirmed:
             self._compute(record, num_tokens, states=states)
-        self.cache.confirm(record, num_tokens, publish_to=publish_to, states=states)
+        self.cache.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
         self.settle()
 
     def release(self, record: LeaseRecord) -> None:
@@ -311,6 +332,7 @@ class Host:
 
     def check(self) -> None:
         """Everything that must hold after any step."""
+        self.settle()
         violations = self.cache.audit().violations
         assert not violations, violations
         for tier, counts in self.cache.pools().items():
@@ -467,7 +489,7 @@ class Host:
     def _written(
         self, record: LeaseRecord, *, group: int, stop: int, states: Sequence[int]
     ) -> dict[int, Content | None]:
-        """What each slot of one group holds once tokens `[confirmed, stop)` are computed; nothing for a part of a block."""
+        """What each slot of one group holds once tokens `[confirmed, stop)` are computed; None for part of a block."""
         stream, fresh = self._streams[record.lease_id], self._stamps[record.lease_id][0] == self._resets[Tier.GPU]
         block = self.sizes[group]
         written: dict[int, Content | None] = {}
@@ -483,7 +505,7 @@ class Host:
             written[self._slot(record, group, position)] = content if full else None
         return written
 
-    def _slot(self, record: LeaseRecord, group: int, position: int) -> int:  # noqa: PLR0917
+    def _slot(self, record: LeaseRecord, group: int, position: int) -> int:
         """The slot of a block; reads the table, which finishes the naming, only if it has no name yet."""
         slot = int(record.tables[group].view()[position])
         return slot or int(self.cache.block_ids(record, group=group)[position])
@@ -571,15 +593,13 @@ class Host:
             totals[source.value] += tokens
         assert +totals == +self._expected, (totals, self._expected)
         now = _flattened(self.cache)
-        fallen = {
-            name: (self._counted[name], value) for name, value in now.items() if value < self._counted.get(name, 0)
-        }
+        fallen = {name: value for name, value in now.items() if value < self._counted.get(name, 0)}
         assert not fallen, fallen
         self._counted = now
 
 
-def _covers(spec: GroupSpec, block: int, length: int, position: int) -> bool:  # noqa: PLR0917  # a small predicate
-    """By the mask: does the query at `length` (or the state after it) need a token of this block that lies before it?"""
+def _covers(spec: GroupSpec, block: int, length: int, position: int) -> bool:
+    """By the mask: does the query at `length`, or the state after it, need a token of this block before `length`?"""
     tokens = range(position * block, min((position + 1) * block, length))
     match spec:
         case FullAttention():

@@ -1,0 +1,313 @@
+"""The core under everything at once: requests, copies, faults, resets and pressure in any order.
+
+Small pools and short prompts, so that every request meets the others. After every step `Host.check()` compares the core
+with a model of what each slot really holds (see `tests/core/harness.py`); at the end nothing may be held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import ClassVar, Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from aiokv.core.inflight import Transfer
+from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.errors import CapacityError, UsageError
+from aiokv.model.ids import Tier
+from aiokv.model.plan import Outcome
+from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
+from tests.core.harness import FORKS, Host
+
+EXAMPLES: Final = 120
+STEPS: Final = 50
+LONGEST_PROMPT: Final = 60
+STREAMS: Final = st.integers(0, len(FORKS) - 1)
+PICKS: Final = st.integers(0, 7)
+CHUNKS: Final = st.sampled_from([None, None, None, 1, 4, 8])
+OUTCOMES: Final = st.sampled_from([Outcome.OK, Outcome.OK, Outcome.FAILED])
+
+
+class Captures(Enum):
+    """What a confirmation says of recurrent states."""
+
+    NOTHING = "nothing"
+    A_STATE = "the last state that could be captured"
+
+
+@st.composite
+def groups(draw: st.DrawFn, name: str) -> GroupSpec:
+    block = draw(st.sampled_from([4, 4, 4, 8]))
+    reach = draw(st.integers(1, 4 * block))
+    lookahead = draw(st.integers(0, 5)) == 0
+    match draw(st.sampled_from(["full", "full", "window", "chunked", "recurrent"])):
+        case "full":
+            return FullAttention(name, block_size=block, lookahead=lookahead)
+        case "window":
+            return SlidingWindow(name, block_size=block, window=reach, lookahead=lookahead)
+        case "chunked":
+            return ChunkedLocal(name, block_size=block, chunk=reach)
+        case _:
+            return RecurrentState(name, block_size=block)
+
+
+@st.composite
+def hosts(draw: st.DrawFn) -> Host:
+    count = draw(st.sampled_from([1, 1, 2, 3]))
+    geometry = CacheGeometry(groups=tuple(draw(groups(f"g{i}")) for i in range(count)), hash_block_size=4)
+    return Host(
+        geometry,
+        gpu_blocks=draw(st.sampled_from([40, 30, 23, 16, 11, 7, 3])),
+        cpu_blocks=draw(st.sampled_from([64, 64, 40, 20, 5, 0])),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        slice_blocks=draw(st.sampled_from([1024, 1, 2, 3, 5])),
+    )
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """One cache, its requests and its copies."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+
+    host: Host
+    generation: int
+
+    @initialize(host=hosts())
+    def start(self, host: Host) -> None:
+        self.host = host
+        self.generation = 0
+
+    # Requests.
+
+    @rule(
+        stream=STREAMS,
+        tokens=st.integers(1, LONGEST_PROMPT) | st.sampled_from([33, 41, 49, 57]),
+        reserve=st.sampled_from([0, 0, 1, 9]),
+        first_chunk=CHUNKS,
+        align=st.sampled_from([1, 1, 1, 1, 8, 12]),
+    )
+    def acquire(self, stream: int, tokens: int, reserve: int, first_chunk: int | None, align: int) -> None:
+        try:
+            self.host.acquire(stream, tokens, reserve_tokens=reserve, first_chunk=first_chunk, align=align)
+        except CapacityError:
+            self.seen["never fits"] += 1
+
+    @rule(stream=STREAMS, longest=st.integers(9, LONGEST_PROMPT), most=st.integers(1, 3))
+    def acquire_what_fits(self, stream: int, longest: int, most: int) -> None:
+        """Up to `most` requests, each with the longest prompt that is let in: the pool is full then."""
+        for tokens in range(longest, 0, -8):
+            try:
+                admitted = isinstance(self.host.acquire(stream, tokens), LeaseRecord)
+            except CapacityError:
+                continue
+            most -= admitted
+            if not most:
+                return
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS, tokens=st.integers(0, 12))
+    def extend(self, pick: int, tokens: int) -> None:
+        record = self.lease(pick)
+        if not record.is_open:
+            self.refused(record)
+            return
+        try:
+            self.host.extend(record, tokens)
+        except CapacityError:
+            self.seen["extension never fits"] += 1
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS, tokens=st.integers(1, 9))
+    def decode(self, pick: int, tokens: int) -> None:
+        """Grow, ask for room, compute what there is room for."""
+        record = self.lease(pick)
+        self.host.append(record, tokens)
+        missing = record.keys.num_tokens - min(record.capacity_tokens)
+        if missing > 0:
+            self.extend(pick, missing)
+        self.confirm(pick, tokens, None, Captures.A_STATE)
+
+    @precondition(lambda self: self.host.leases)
+    @rule(
+        pick=PICKS,
+        tokens=st.integers(0, 50),
+        publish=st.none() | st.integers(0, 60),
+        captures=st.sampled_from(Captures),
+    )
+    def confirm(self, pick: int, tokens: int, publish: int | None, captures: Captures) -> None:
+        record = self.lease(pick)
+        if not record.is_open or record.state is not LeaseState.READY:
+            self.refused(record)
+            return
+        stop = min(record.confirmed + tokens, record.keys.num_tokens, min(record.capacity_tokens))
+        states = self.states(record, stop) if captures is Captures.A_STATE else ()
+        self.seen["captured a state"] += len(states)
+        self.host.confirm(record, stop, publish_to=publish, states=states)
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS)
+    def compute_prompt(self, pick: int) -> None:
+        self.confirm(pick, LONGEST_PROMPT, None, Captures.A_STATE)
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS)
+    def release(self, pick: int) -> None:
+        self.host.release(self.lease(pick))
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS)
+    def finish(self, pick: int) -> None:
+        self.host.finish(self.lease(pick))
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS)
+    def compute_and_finish(self, pick: int) -> None:
+        self.compute_prompt(pick)
+        self.finish(pick)
+
+    # Copies and slices.
+
+    @precondition(lambda self: self.host.cache.has_work)
+    @rule(count=st.integers(1, 3))
+    def run_slices(self, count: int) -> None:
+        self.seen["slice"] += 1
+        for _ in range(count):
+            self.host.cache.run_slice()
+        self.host.settle()
+
+    @precondition(lambda self: self.host.cache.has_work or self.host.cache.waits_for_capacity)
+    @rule()
+    def turn(self) -> None:
+        self.seen["replan waits"] += self.host.cache.waits_for_capacity
+        self.host.turn()
+
+    @precondition(lambda self: self.host.queued)
+    @rule(pick=PICKS, outcome=st.sampled_from([None, None, Outcome.OK, Outcome.FAILED]))
+    def submit(self, pick: int, outcome: Outcome | None) -> None:
+        """Start a copy, and end it at once unless `outcome` is None."""
+        transfer = self.host.queued[pick % len(self.host.queued)]
+        self.host.submit(transfer)
+        if outcome is not None:
+            self.end_one(transfer, outcome)
+
+    @precondition(lambda self: self.host.running)
+    @rule(pick=PICKS, outcome=OUTCOMES)
+    def end(self, pick: int, outcome: Outcome) -> None:
+        self.end_one(self.host.running[pick % len(self.host.running)], outcome)
+
+    @precondition(lambda self: self.host.queued or self.host.running)
+    @rule(outcome=OUTCOMES)
+    def end_all(self, outcome: Outcome) -> None:
+        self.seen[f"all {outcome.value}"] += 1
+        self.host.end_all(outcome)
+
+    @precondition(lambda self: self.host.queued)
+    @rule(pick=PICKS)
+    def refuse_submission(self, pick: int) -> None:
+        self.end_one(self.host.queued[pick % len(self.host.queued)], Outcome.FAILED)
+
+    @precondition(lambda self: self.host.running)
+    @rule(pick=PICKS, dice=st.sampled_from(range(6)))
+    def lose(self, pick: int, dice: int) -> None:
+        if dice == 4:
+            self.end_one(self.host.running[pick % len(self.host.running)], Outcome.LOST)
+
+    # Tiers.
+
+    @rule(stream=STREAMS, data=st.data())
+    def warm(self, stream: int, data: st.DataObject) -> None:
+        """Put blocks of a prompt here and there, mostly all over a prefix of it."""
+        alphabet = data.draw(st.sampled_from(["c", "gc", "gccb", "gccc-"]))
+        for group in range(len(self.host.sizes)):
+            letters = data.draw(st.text(alphabet, min_size=4, max_size=14))
+            for tier, names in ((Tier.GPU, "gb"), (Tier.CPU, "cb")):
+                positions = [i for i, letter in enumerate(letters) if letter in names]
+                self.place(stream, positions, group=group, tier=tier)
+
+    @precondition(lambda self: self.host.capacity[Tier.CPU])
+    @rule(stream=STREAMS, data=st.data(), twins=st.integers(1, 3))
+    def load(self, stream: int, data: st.DataObject, twins: int) -> None:
+        """Requests for the same prompt, which is in the CPU tier."""
+        self.warm(stream, data)
+        for _ in range(twins):
+            self.acquire(stream, data.draw(st.integers(17, LONGEST_PROMPT)), 0, data.draw(CHUNKS), 1)
+
+    @rule(stream=STREAMS, group=st.integers(0, 2), position=st.integers(0, 10), tier=st.sampled_from(Tier))
+    def evict(self, stream: int, group: int, position: int, tier: Tier) -> None:
+        group %= len(self.host.sizes)
+        try:
+            self.host.evict(stream, [position], group=group, tier=tier)
+        except UsageError:
+            return
+        self.seen["evicted"] += 1
+        assert self.host.letters(stream, group)[position] not in {Tier.GPU: "gb", Tier.CPU: "cb"}[tier]
+
+    @rule(tiers=st.sampled_from([(), (), (Tier.GPU,), (Tier.CPU,)]), dice=st.sampled_from(range(6)))
+    def reset(self, tiers: tuple[Tier, ...], dice: int) -> None:
+        if dice == 4:
+            self.seen["reset"] += 1
+            self.host.reset(*tiers)
+
+    # What holds.
+
+    @invariant()
+    def holds(self) -> None:
+        self.host.check()
+        generation = self.host.cache.capacity_generation
+        assert generation >= self.generation
+        self.generation = generation
+
+    def teardown(self) -> None:
+        if hasattr(self, "host"):
+            self.host.tear_down()
+            self.seen.update(self.host.seen)
+
+    # Helpers.
+
+    def lease(self, pick: int) -> LeaseRecord:
+        return list(self.host.leases.values())[pick % len(self.host.leases)]
+
+    def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
+        self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
+        self.host.end(transfer, outcome)
+
+    def place(self, stream: int, positions: Sequence[int], *, group: int, tier: Tier) -> None:
+        before = self.host.cache.snapshot()
+        try:
+            self.host.place(stream, positions, group=group, tier=tier)
+        except UsageError:
+            assert self.host.cache.snapshot() == before
+
+    def states(self, record: LeaseRecord, stop: int) -> tuple[int, ...]:
+        """The last length up to `stop` at which a state could be captured, if there is a slot for it."""
+        if not record.state_slots or not record.is_open:
+            return ()
+        length = stop - stop % self.host.geometry.alignment()
+        slots = [self.host.cache.state_slots(record, group=group)[1] for group in record.state_slots]
+        return (length,) if length > record.confirmed and all(slots) else ()
+
+    def refused(self, record: LeaseRecord) -> None:
+        """A lease that is on its way out refuses everything, one that is not ready cannot be confirmed."""
+        cache, before = self.host.cache, self.host.cache.snapshot()
+        calls: list[Callable[[], object]] = [lambda: cache.confirm(record, 0)]
+        if not record.is_open:
+            calls += [lambda: cache.try_extend(record, 1), lambda: cache.block_ids(record, group=0)]
+        for call in calls:
+            with pytest.raises(UsageError):
+                call()
+        assert cache.snapshot() == before
+
+
+CacheMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=STEPS)
+TestCacheMachine = CacheMachine.TestCase
