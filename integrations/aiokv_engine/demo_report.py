@@ -176,9 +176,9 @@ def _runs_table(report: Report) -> Table:
     table = Table(title=title, caption=notes, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.title_justify = table.caption_justify = "left"
     table.add_column("run", no_wrap=True)
-    for column in ("GPU", "CPU", "computed", "first token", "speed-up", "loaded"):
+    for column in ("GPU", "CPU", "compute", "first token", "faster", "loaded"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("answer", no_wrap=True)
+    table.add_column("equal", no_wrap=True)
     for run in report.runs:
         speedup = "" if run.name == COLD else f"{report.speedup[run.name]:.1f}x"
         loaded = f"{run.load_bytes / 1e6:.0f} MB, {run.load_s * 1e3:.0f} ms" if run.load_bytes else "–"
@@ -195,7 +195,7 @@ def _explanation(run: Run) -> str:
 
 
 def _mark(equal: bool) -> str:  # noqa: FBT001  # formats one boolean
-    return "[green]same[/]" if equal else "[bold red]DIFFERENT[/]"
+    return "[green]yes[/]" if equal else "[bold red]NO[/]"
 
 
 def _verdict(equal: bool) -> str:  # noqa: FBT001  # formats one boolean

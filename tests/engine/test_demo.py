@@ -169,8 +169,9 @@ def test_people_see_sources_times_and_the_answer() -> None:
     output = io.StringIO()
     print_report(REPORT, console=Console(file=output, width=200))
     text = output.getvalue()
-    for expected in ("cpu_hit", "1,088", "same, same", "16.0x", "It is [slow] but not lost.", "nothing left behind"):
+    for expected in ("cpu_hit", "1,088", "yes", "16.0x", "It is [slow] but not lost.", "nothing left behind"):
         assert expected in text
+    assert "NO" not in text
     assert "bit for bit" in text
 
 
@@ -179,7 +180,17 @@ def test_people_see_a_comparison_by_tolerance_and_what_differs() -> None:
     runs = (COLD, GPU, CPU, replace(MIXED, logits_equal=False))
     print_report(replace(REPORT, comparison="tolerance", runs=runs), console=Console(file=output, width=200))
     assert "by tokens and a tolerance" in output.getvalue()
-    assert "same, DIFFERENT" in output.getvalue()
+    (line,) = (
+        line for line in output.getvalue().splitlines() if "interleaved" in line and "x" in line and "MB" in line
+    )
+    assert line.split()[-1] == "NO"
+
+
+def test_the_table_fits_eighty_columns() -> None:
+    output = io.StringIO()
+    slow = replace(MIXED, ttft_s=116.964, load_bytes=123_000_000, load_s=0.112)
+    print_report(replace(REPORT, runs=(COLD, GPU, CPU, slow)), console=Console(file=output, width=80))
+    assert "…" not in output.getvalue()
 
 
 @pytest.mark.parametrize("sizes", [Sizes(gpu_blocks=69, cpu_blocks=320), Sizes(gpu_blocks=72, cpu_blocks=60)])
