@@ -205,6 +205,7 @@ class Ticket:
             return await stand_in_line(
                 self._offloader.queue,
                 partial(self._try_now, request),
+                future=self._offloader.loop.create_future(),
                 deadline=self._due,
                 rank=Rank.ADMISSION,
                 priority=request.priority,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 from aiokv.errors import AcquireTimeout, UsageError
 
@@ -31,10 +31,6 @@ class Deadline:
         self._request_id = request_id
         self._timeout = math.inf if timeout is None else float(timeout)
         self._at = loop.time() + self._timeout
-
-    def make_future(self) -> asyncio.Future[Any]:
-        """A future of the waiter's own, in the loop of this deadline."""
-        return self._loop.create_future()
 
     async def wait(self, future: asyncio.Future[T]) -> T:
         """The future's result, or `AcquireTimeout` at the deadline."""

@@ -109,7 +109,7 @@ class Lease:
         return tuple(self.block_ids(group).tolist())
 
     def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
-        """The table of `group` from block position `start` on, int32, the caller's own: torch takes it without a copy."""
+        """The table of `group` from block position `start` on: int32, a copy of the caller's own."""
         index = self._group_index(group)
         if start < 0:
             raise UsageError(f"start must not be negative: {start}")
@@ -169,10 +169,14 @@ class Lease:
             before[:] = self._record.capacity_tokens
             return self._try_extend_now(tokens)
 
+        deadline = self._deadline(timeout)
+        future: asyncio.Future[int] = self._offloader.loop.create_future()
+        self._offloader.when_closed(self._record, partial(_refuse, future, request_id=self.request_id))
         return await stand_in_line(
             self._offloader.queue,
             attempt,
-            deadline=self._deadline(timeout),
+            future=future,
+            deadline=deadline,
             rank=Rank.EXTENSION,
             give_back=partial(self._undo_extend, before),
             on_leave=self._offloader.serve_soon,
@@ -262,6 +266,11 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Lease], Any]
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _refuse(future: asyncio.Future[int], *, request_id: str) -> None:
+    if not future.done():
+        future.set_exception(LeaseReleased(request_id))
 
 
 def _check_count(name: str, value: object) -> None:

@@ -41,6 +41,7 @@ class Offloader:
     """Drives one `CacheState` from one event loop."""
 
     __slots__ = (
+        "_closed",
         "_drained",
         "_is_detached",
         "_is_open",
@@ -77,6 +78,7 @@ class Offloader:
         self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
         self._seen_generation = core.capacity_generation
         self._settled: dict[int, list[Callable[[], None]]] = {}
+        self._closed: dict[int, list[Callable[[], None]]] = {}
         self._drained: list[asyncio.Future[None]] = []
         if backend.wake_mode is WakeMode.DOORBELL:
             backend.attach_doorbell(self.bridge.ring)
@@ -132,12 +134,17 @@ class Offloader:
         opened = self.stats.opened_at.pop(record.lease_id, None)
         if opened is not None:
             self.stats.lease_seconds.observe(time.monotonic() - opened)
-        self._tell(record.lease_id)
+        self._tell(self._settled, record.lease_id)
+        self._tell(self._closed, record.lease_id)
         self.progress()
 
     def when_settled(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
         """Call back once, when the lease has become ready or was closed."""
         self._settled.setdefault(record.lease_id, []).append(callback)
+
+    def when_closed(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
+        """Call back once, when the lease was closed."""
+        self._closed.setdefault(record.lease_id, []).append(callback)
 
     def collect_leaks(self) -> None:
         """Give back what garbage collected leases held, and say so in a turn of its own."""
@@ -240,7 +247,7 @@ class Offloader:
             for transfer in outbox.take_submissions():
                 self.transfers.enqueue(transfer)
             for lease_id in outbox.take_settled():
-                self._tell(lease_id)
+                self._tell(self._settled, lease_id)
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
         self._scheduled.pop(step, None)
@@ -261,8 +268,8 @@ class Offloader:
             self.schedule(self._serve)
         self.progress()
 
-    def _tell(self, lease_id: int) -> None:
-        for callback in self._settled.pop(lease_id, ()):
+    def _tell(self, callbacks: dict[int, list[Callable[[], None]]], lease_id: int) -> None:
+        for callback in callbacks.pop(lease_id, ()):
             if not self.loop.is_closed():
                 callback()
 

@@ -109,16 +109,17 @@ async def stand_in_line(
     queue: WaitQueue,
     attempt: Callable[[], T | Deferred],
     *,
+    future: asyncio.Future[T],
     deadline: Deadline,
     rank: Rank,
     priority: int = 0,
     give_back: Callable[[T], None],
     on_leave: Callable[[], None],
 ) -> T:
-    """Wait until `attempt` is granted. Whoever leaves instead gives back a grant that came in the same turn, and then
-    calls `on_leave`, for the next in line.
+    """Wait on `future`, the waiter's own, until `attempt` is granted.
+
+    Whoever leaves instead gives back a grant that came in the same turn, then calls `on_leave` for the next in line.
     """
-    future: asyncio.Future[T] = deadline.make_future()
     queue.add(attempt, future=future, rank=rank, priority=priority)
     try:
         return await deadline.wait(future)
