@@ -1,4 +1,4 @@
-"""Two things in one turn of the loop: whatever their order, nothing is lost, nobody is forgotten, no one waits for ever."""
+"""Two things in one turn of the loop: whatever their order, nothing is lost and nobody is forgotten."""
 
 from __future__ import annotations
 

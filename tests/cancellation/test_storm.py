@@ -1,0 +1,182 @@
+"""A storm: many requests over small pools, copies that end in any order, well or not, and cancellations everywhere.
+
+Results are gathered; whatever is no cancellation, timeout or deliberate error of a request fails the test, and the
+storm must have tried enough of everything. Seeded, so that a failure comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, final
+
+import anyio
+import pytest
+
+from aiokv import AcquireTimeout, Lease, Tier
+from aiokv.core.counters import Source
+from tests.runtime.support import BLOCK, GROUP, Case, assert_all_given_back, opened, prompt, turns
+
+REQUESTS: Final = 400
+AT_ONCE: Final = 24
+FAMILIES: Final = 5
+LONGEST: Final = 9
+MOODS: Final = ("task", "task twice", "scope", "timeout", "patient", "patient", "patient")
+
+
+class _OwnError(Exception):
+    """What a request's body fails with on purpose."""
+
+
+@final
+class Storm:
+    """Requests, and a world that ends their copies at random."""
+
+    def __init__(self, case: Case, *, seed: int) -> None:
+        self._case = case
+        self._random = random.Random(seed)
+        self._loop = asyncio.get_running_loop()
+        self._blowing = True
+        self.seen: Counter[str] = Counter()
+
+    async def run(self) -> list[object]:
+        world = asyncio.create_task(self._turn_the_world())
+        limit = asyncio.Semaphore(AT_ONCE)
+        results = await asyncio.gather(
+            *(self._one(limit, number) for number in range(REQUESTS)), return_exceptions=True
+        )
+        self._blowing = False
+        await world
+        return list(results)
+
+    async def _turn_the_world(self) -> None:
+        while self._blowing:
+            await turns(self._random.randrange(1, 4))
+            end = self._random.choice((self._case.backend.complete, self._case.backend.complete, self._fail))
+            end(self._random.randrange(1, 3))
+            self.seen["resets"] += await self._perhaps_reset()
+
+    def _fail(self, n: int) -> None:
+        self.seen["failed copies"] += min(n, len(self._case.backend.pending))
+        self._case.backend.fail(n)
+
+    async def _perhaps_reset(self) -> bool:
+        if self._random.random() > 0.002:
+            return False
+        await self._case.kv.reset(self._random.choice((Tier.GPU, Tier.CPU, None)))
+        return True
+
+    async def _one(self, limit: asyncio.Semaphore, number: int) -> None:
+        async with limit:
+            mood = self._random.choice(MOODS)
+            try:
+                await self._in_mood(mood, self._request(number))
+            except (asyncio.CancelledError, AcquireTimeout, TimeoutError, _OwnError) as error:
+                self.seen[type(error).__name__] += 1
+            self.seen["ended"] += 1
+
+    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:
+        """Run the request; within a random number of turns it is ended in one of the ways."""
+        after = self._random.randrange(40)
+        if mood == "scope":
+            with anyio.CancelScope() as scope:
+                self._in_turns(after, scope.cancel)
+                await request
+            self.seen["cancelled by scope"] += scope.cancelled_caught
+        elif mood == "timeout":
+            async with asyncio.timeout(None) as timeout:
+                self._in_turns(after, lambda: self._expire(timeout))
+                await request
+        else:
+            task = asyncio.create_task(request)
+            if mood != "patient":
+                self._in_turns(after, task.cancel)
+            if mood == "task twice":
+                self._in_turns(after + 1, task.cancel)
+            await task
+
+    def _expire(self, timeout: asyncio.Timeout) -> None:
+        with suppress(RuntimeError):  # the request has ended before
+            timeout.reschedule(self._loop.time())
+
+    def _in_turns(self, count: int, action: Callable[[], object]) -> None:
+        if count:
+            self._loop.call_soon(self._in_turns, count - 1, action)
+        else:
+            action()
+
+    async def _request(self, number: int) -> None:
+        family, blocks = self._random.randrange(FAMILIES), self._random.randrange(1, LONGEST)
+        token_ids = prompt(blocks, seed=family, extra=self._random.randrange(1, BLOCK))
+        async with self._leased(f"request {number}", token_ids) as lease:
+            self.seen["granted"] += 1
+            self.seen["loaded"] += lease.delivered.cpu_tokens > 0
+            self.seen["planned again"] += lease.delivered != lease.hit
+            self._assert_slots_are_its_own(lease)
+            lease.confirm(self._random.randrange(lease.prefix_tokens, len(token_ids) + 1))
+            await turns(self._random.randrange(4))
+            if self._random.random() < 0.3:
+                lease.append(list(range(BLOCK)))
+                await lease.extend(BLOCK)
+                self.seen["extended"] += 1
+                self._assert_slots_are_its_own(lease)
+                lease.confirm(lease.num_tokens)
+            if self._random.random() < 0.1:
+                raise _OwnError
+
+    @asynccontextmanager
+    async def _leased(self, name: str, token_ids: list[int]) -> AsyncIterator[Lease]:
+        priority = self._random.randrange(3)
+        timeout = self._random.choice((None, None, 30.0, 0.0))
+        if self._random.random() < 0.5:
+            async with self._case.kv.acquire(name, token_ids, priority=priority, timeout=timeout) as lease:
+                yield lease
+            return
+        lease = await self._case.kv.admit(name, token_ids, priority=priority, timeout=timeout)
+        try:
+            await lease.ready()
+            yield lease
+        finally:
+            lease.release()
+
+    def _assert_slots_are_its_own(self, lease: Lease) -> None:
+        """What it may write, no copy touches; what it may read, no copy writes."""
+        table = lease.block_table(GROUP)
+        written = set(table[lease.confirmed_tokens // BLOCK :])
+        for copy in self._case.backend.pending:
+            touched, filled = (
+                (set(copy.target_blocks), set(copy.target_blocks))
+                if copy.direction == "load"
+                else (set(copy.source_blocks), set())
+            )
+            assert not written & touched
+            assert not set(table) & filled
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_storm_leaves_nothing_behind(seed: int) -> None:
+    asyncio.get_running_loop().set_debug(False)
+    async with opened(gpu_blocks=25, cpu_blocks=30, watermark=0.1) as case:
+        storm = Storm(case, seed=seed)
+        results = await asyncio.wait_for(storm.run(), 50.0)
+        assert results == [None] * REQUESTS
+        assert storm.seen["ended"] == REQUESTS
+        enough = {"granted": 150, "loaded": 20, "failed copies": 30, "planned again": 3, "extended": 20}
+        enough |= {
+            "CancelledError": 20,
+            "AcquireTimeout": 10,
+            "TimeoutError": 5,
+            "cancelled by scope": 5,
+            "_OwnError": 5,
+        }
+        assert not {what: storm.seen[what] for what, least in enough.items() if storm.seen[what] < least}, storm.seen
+        await assert_all_given_back(case)
+        counters = case.kv.core.counters
+        assert counters.accounting_errors == 0
+        assert counters.leases_opened == sum(counters.leases_closed.values())
+        assert all(
+            counters.prompt_tokens[source, phase] >= 0 for source in Source for _, phase in counters.prompt_tokens
+        )
