@@ -166,7 +166,6 @@ class Admission:
                 owner=record.lease_id,
                 gpu_epoch=record.gpu_epoch,
                 cpu_epoch=record.cpu_epoch,
-                step=world.geometry.hashes_per_block(index),
                 waiters={record.lease_id},
             )
             world.inflight.add(transfer)

@@ -19,6 +19,7 @@ from aiokv.core.admission import Admission
 from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters, EvictReason
+from aiokv.core.event_log import EventLog
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
@@ -80,6 +81,11 @@ class CacheState:
     def outbox(self) -> Outbox:
         """What the host has to do now."""
         return self._world.outbox
+
+    @property
+    def events(self) -> EventLog:
+        """Cache events since they were last taken, while the log is on."""
+        return self._world.events
 
     @property
     def counters(self) -> Counters:
@@ -239,6 +245,7 @@ class CacheState:
             if pool is not None:
                 self.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
                 pool.bump_epoch()
+                self._world.events.cleared(tier)
                 self._world.slices.append(self._sweeping(tier))
 
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:

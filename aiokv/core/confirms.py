@@ -15,13 +15,12 @@ import numpy as np
 
 from aiokv.core.admission import Admission
 from aiokv.core.coverage import coverage_start
-from aiokv.core.inflight import digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.slices import Job
 from aiokv.core.stores import Offer, Stores
 from aiokv.core.world import World
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray
+from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
 __all__ = ["Confirms"]
 
@@ -130,8 +129,7 @@ class Confirms:
             return
         world = self._world
         slots = record.tables[index].view()[positions]
-        digests = digests_at(record.keys, step=world.geometry.hashes_per_block(index), positions=positions)
-        is_new = world.gpu.register(slots, digests, index)
+        is_new = world.register(Tier.GPU, slots, keys=record.keys, group=index, positions=positions)
         self._stores.offer(
             Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=record.after)
         )

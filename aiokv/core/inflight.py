@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, final
+from typing import Final, TypedDict, final
 
 import numpy as np
 
@@ -57,6 +57,14 @@ _NEXT: Final = {
 }
 
 
+class BlockNames(TypedDict):
+    """Blocks by what they hold: positions of a request's keys, in one group."""
+
+    keys: BlockKeys
+    group: int
+    positions: IntArray
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
     """One batch of copies of one group. Positions are block positions of `keys`, ascending, one per copy."""
@@ -71,7 +79,6 @@ class Transfer:
     owner: int
     gpu_epoch: int
     cpu_epoch: int
-    step: int
     after: object = None
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
@@ -91,9 +98,9 @@ class Transfer:
             raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be copied")
         return self.targets
 
-    def digests(self, start: int, stop: int) -> DigestArray:
-        """Hashes of copies `[start, stop)`, as recorded when the transfer was planned."""
-        return digests_at(self.keys, step=self.step, positions=self.positions[start:stop])
+    def blocks(self, start: int, stop: int) -> BlockNames:
+        """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""
+        return {"keys": self.keys, "group": self.group, "positions": self.positions[start:stop]}
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""

@@ -61,7 +61,7 @@ class Loads:
         for stop in range(len(transfer), 0, -self._world.slice_blocks):
             start = max(stop - self._world.slice_blocks, 0)
             if outcome is Outcome.OK and world.may_copy(transfer):
-                world.gpu.register(targets[start:stop], transfer.digests(start, stop), transfer.group)
+                world.register(Tier.GPU, targets[start:stop], **transfer.blocks(start, stop))
             if outcome is Outcome.LOST:
                 world.quarantine(Tier.GPU, targets[start:stop])
                 world.quarantine(Tier.CPU, transfer.sources[start:stop])

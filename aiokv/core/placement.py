@@ -36,9 +36,9 @@ class Placement:
         `UsageError` if the tier has not enough slots available.
         """
         pool = self._pool(tier)
-        digests = self._digests(keys, group=group, positions=np.unique(positions))
-        found = pool.find(digests, group)
-        missing = digests[~found.present]
+        wanted = np.unique(positions)
+        found = pool.find(self._digests(keys, group=group, positions=wanted), group)
+        missing = wanted[~found.present]
         present = found.slots[found.present]
         room = pool.available - pool.count_unpinned(present)
         if len(missing) > room:
@@ -48,8 +48,9 @@ class Placement:
         named = 0
         while named < len(missing):
             part = pool.name_claimed(len(missing) - named, scan_limit=SCAN_LIMIT)
-            self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(part.evicted_groups)
-            pool.register(part.slots, missing[named : named + len(part.slots)], group)
+            self._world.forget(tier, part.evicted, reason=EvictReason.CAPACITY)
+            placed = missing[named : named + len(part.slots)]
+            self._world.register(tier, part.slots, keys=keys, group=group, positions=placed)
             pool.unpin(part.slots[::-1])
             named += len(part.slots)
 
@@ -63,8 +64,7 @@ class Placement:
             raise UsageError(f"blocks {absent} of group {group} are not resident in the {tier.value} tier")
         if pool.count_unpinned(found.slots) < len(found.slots):
             raise UsageError(f"some of blocks {wanted.tolist()} of group {group} are pinned")
-        pool.evict(found.slots)
-        self._world.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(found.slots)
+        self._world.forget(tier, pool.evict(found.slots), reason=EvictReason.CAPACITY)
         self._world.capacity_generation += 1
 
     def _digests(self, keys: BlockKeys, *, group: int, positions: IntArray) -> DigestArray:

@@ -221,7 +221,7 @@ class Pool:
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
         self._pins[slots.astype(np.int64)] = _ONE
         self._claimed -= len(slots)
-        return NamedSlots(slots, evicted.keys, evicted.groups)
+        return NamedSlots(slots, evicted)
 
     def register(self, slots: AnySlots, keys: DigestArray, group: int) -> BoolArray:  # noqa: PLR0917
         """Make reserved `slots[i]` findable under `keys[i]`; False where the key is resident: that slot stays private.

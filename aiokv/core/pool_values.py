@@ -37,10 +37,7 @@ class NamedSlots:
     """Claims turned into reserved slots, each pinned once, and the keys that were evicted for them."""
 
     slots: SlotArray
-    evicted_keys: DigestArray
-    """Shape `[k, 4]`."""
-    evicted_groups: GroupArray
-    """Shape `[k]`."""
+    evicted: Evicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,12 +81,11 @@ class Stores:
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a store have ended: register them slice by slice, tail first, and give every pin back."""
         world = self._world
-        cpu = world.cpu
         targets = transfer.bound_targets
         for stop in range(len(transfer), 0, -self._world.slice_blocks):
             start = max(stop - self._world.slice_blocks, 0)
-            if cpu is not None and outcome is Outcome.OK and world.may_copy(transfer):
-                cpu.register(targets[start:stop], transfer.digests(start, stop), transfer.group)
+            if outcome is Outcome.OK and world.may_copy(transfer):
+                world.register(Tier.CPU, targets[start:stop], **transfer.blocks(start, stop))
             if outcome is Outcome.LOST:
                 world.quarantine(Tier.CPU, targets[start:stop])
             world.inflight.unmark(transfer, start=start, stop=stop)
@@ -167,7 +166,6 @@ class Stores:
             owner=record.lease_id,
             gpu_epoch=record.gpu_epoch,
             cpu_epoch=record.cpu_epoch,
-            step=world.geometry.hashes_per_block(offer.group),
             after=offer.after,
             waiters={record.lease_id},
         )

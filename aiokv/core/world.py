@@ -13,12 +13,13 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.counters import Counters, EvictReason
-from aiokv.core.inflight import InflightTable, Transfer
+from aiokv.core.event_log import EventLog
+from aiokv.core.inflight import InflightTable, Transfer, digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
-from aiokv.core.pool import NamedSlots, Pool
+from aiokv.core.pool import Evicted, NamedSlots, Pool
 from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
 from aiokv.errors import UsageError
-from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.spec import CacheGeometry
 
@@ -57,6 +58,7 @@ class World:
         "capacity_generation",
         "counters",
         "cpu",
+        "events",
         "geometry",
         "gpu",
         "inflight",
@@ -84,6 +86,7 @@ class World:
         self.leases = LeaseTable()
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
+        self.events = EventLog(geometry)
         self.outbox = Outbox()
         self.slices = SliceQueue()
         self.watermark_blocks = int(self.gpu.capacity * watermark)
@@ -151,6 +154,24 @@ class World:
             self.gpu.unclaim(count)
             self.capacity_generation += 1
 
+    def register(self, tier: Tier, slots: SlotArray, *, keys: BlockKeys, group: int, positions: IntArray) -> BoolArray:
+        """Make slots findable under the hashes of the blocks at ascending `positions`.
+
+        False where the hash is resident already: that slot stays private to whoever holds it.
+        """
+        pool = self.pool(tier)
+        if pool is None:
+            return np.zeros(len(slots), np.bool_)
+        digests = digests_at(keys, step=self.geometry.hashes_per_block(group), positions=positions)
+        is_new = pool.register(slots, digests, group)
+        self.events.stored(tier, keys=keys, group=group, positions=positions[is_new])
+        return is_new
+
+    def forget(self, tier: Tier, evicted: Evicted, *, reason: EvictReason) -> None:
+        """Blocks have stopped being findable: count them and say so."""
+        self.counters.evicted_blocks[tier, reason] += len(evicted)
+        self.events.removed(tier, evicted)
+
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
         return record.gpu_epoch == self.gpu.epoch
@@ -163,8 +184,8 @@ class World:
         """Take slots out of use for good: nobody knows what a lost copy still does to them."""
         pool = self.pool(tier)
         if pool is not None:
-            self.counters.evicted_blocks[tier, EvictReason.INVALIDATED] += len(pool.quarantine(slots))
+            self.forget(tier, pool.quarantine(slots), reason=EvictReason.INVALIDATED)
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
-        self.counters.evicted_blocks[tier, EvictReason.CAPACITY] += len(named.evicted_groups)
+        self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)
         return named.slots

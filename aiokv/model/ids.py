@@ -12,7 +12,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DIGEST_BYTES", "DIGEST_WORDS", "NULL_SLOT", "BoolArray", "DigestArray", "Direction", "IntArray", "SlotArray", "Tier"]
+__all__ = [
+    "DIGEST_BYTES",
+    "DIGEST_WORDS",
+    "NULL_SLOT",
+    "BoolArray",
+    "DigestArray",
+    "Direction",
+    "IntArray",
+    "SlotArray",
+    "Tier",
+]
 
 NULL_SLOT: Final = 0
 DIGEST_BYTES: Final = 32

@@ -9,8 +9,8 @@ from aiokv.model.ids import BoolArray, Direction, SlotArray
 
 __all__ = [
     "CopyBatch",
-    "Declined",
     "DeclineReason",
+    "Declined",
     "DeferReason",
     "Deferred",
     "Found",

@@ -89,7 +89,8 @@ class CacheGeometry:
 
     def __post_init__(self) -> None:
         _require(isinstance(self.groups, tuple) and self.groups, "a geometry needs a tuple of at least one group")
-        _require(all(isinstance(g, GroupSpec) for g in self.groups), "every group must be a GroupSpec")
+        kinds = (FullAttention, SlidingWindow, ChunkedLocal, RecurrentState)
+        _require(all(isinstance(g, kinds) for g in self.groups), "every group must be of one of the four kinds")
         names = [g.name for g in self.groups]
         _require(len(set(names)) == len(names), f"group names must differ: {names}")
         _require(_is_positive_int(self.hash_block_size), "hash_block_size must be a positive integer")

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Self, final
 
 from aiokv.model.events import CacheEvent
-from aiokv.observe.publisher import DEFAULT_BACKLOG, Publisher, Subscription
+from aiokv.observe.publisher import Subscription
+from aiokv.runtime.offload import Offloader
 
 __all__ = ["EventStream"]
 
@@ -21,10 +22,10 @@ class EventStream:
     reader that is too slow gets an `EventsDropped` where events are missing; nobody ever waits for it.
     """
 
-    __slots__ = ("__weakref__", "_publisher", "_subscription", "_waiter")
+    __slots__ = ("__weakref__", "_offloader", "_subscription", "_waiter")
 
-    def __init__(self, publisher: Publisher, *, backlog: int = DEFAULT_BACKLOG) -> None:
-        self._publisher = publisher
+    def __init__(self, offloader: Offloader, *, backlog: int) -> None:
+        self._offloader = offloader
         self._waiter: asyncio.Future[None] | None = None
         self._subscription = Subscription(on_change=partial(_wake, weakref.ref(self)), backlog=backlog)
 
@@ -32,12 +33,12 @@ class EventStream:
         return self.__aiter__()
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._publisher.remove(self._subscription)
+        self._offloader.publisher.remove(self._subscription)
         self._subscription.end()
 
     def __aiter__(self) -> Self:
         if not self._subscription.has_ended:
-            self._publisher.add(self._subscription)
+            self._offloader.subscribe(self._subscription)
         return self
 
     async def __anext__(self) -> CacheEvent:

@@ -27,6 +27,7 @@ from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
 from aiokv.observe.checks import check_invariants
+from aiokv.observe.publisher import Publisher, Subscription
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
 from aiokv.runtime.leaks import LeakBox
@@ -55,6 +56,7 @@ class Offloader:
         "core",
         "leaks",
         "loop",
+        "publisher",
         "queue",
         "stats",
         "transfers",
@@ -66,6 +68,7 @@ class Offloader:
         self.loop = loop
         self.stats = stats
         self.queue = WaitQueue()
+        self.publisher = Publisher()
         self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)
         self.transfers = TransferRunner(
             core, backend=backend, bridge=self.bridge, stats=stats, on_progress=self.progress
@@ -178,6 +181,7 @@ class Offloader:
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
         self._empty_outbox()
+        self._publish()
         while self._is_detached and self.core.has_work:
             self.core.run_slices()
             self._empty_outbox()
@@ -201,6 +205,13 @@ class Offloader:
     def serve_soon(self) -> None:
         """Somebody left the queue: its new head may be served."""
         self.schedule(self._serve)
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Publish every event from this moment on to one more subscriber."""
+        self.enter()
+        self.progress()
+        self.publisher.add(subscription)
+        self.core.events.is_on = True
 
     def quiet(self) -> None:
         """Ask no event and admit nobody until `wake` was called as often."""
@@ -237,6 +248,7 @@ class Offloader:
         self._scheduled.clear()
         self.bridge.close()
         self.leaks.close()
+        self.publisher.close()
         while self.bridge.poll():
             pass
         self.progress()
@@ -248,6 +260,13 @@ class Offloader:
                 self.transfers.enqueue(transfer)
             for lease_id in outbox.take_settled():
                 self._tell(self._settled, lease_id)
+
+    def _publish(self) -> None:
+        """Hand on the events of this step; record more of them only while somebody listens."""
+        log = self.core.events
+        if log.is_on:
+            self.publisher.publish(log.take())
+        log.is_on = self.publisher.has_subscribers
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
         self._scheduled.pop(step, None)

@@ -20,12 +20,14 @@ from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
+from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
 from aiokv.runtime.backend_choice import choose_backend, describe, plan_layout
 from aiokv.runtime.closing import Closing
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.event_stream import EventStream
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
@@ -180,6 +182,13 @@ class KVRuntime:
             yield
         finally:
             offloader.wake()
+
+    def events(self, *, backlog: int = DEFAULT_BACKLOG) -> EventStream:
+        """Cache events from now on: `async with kv.events() as stream: async for event in stream`.
+
+        Keeps `backlog` events for a slow reader, who then gets an `EventsDropped`; the cache never waits for it.
+        """
+        return EventStream(self._entered(), backlog=backlog)
 
     def snapshot(self) -> Snapshot:
         """The state as a frozen value without counters and times: equal states print equal. Looks at every slot."""

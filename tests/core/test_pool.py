@@ -89,8 +89,8 @@ def test_eviction_follows_the_order_of_release(pool: Pool) -> None:
     pool.unpin(slots[:4][::-1])
     named = reserve(pool, 6)
     assert named.slots.tolist() == [8, 7, 6, 5, 4, 3]
-    assert (named.evicted_keys == KEYS[[7, 6, 5, 4, 3, 2]]).all()
-    assert named.evicted_groups.tolist() == [0] * 6
+    assert (named.evicted.keys == KEYS[[7, 6, 5, 4, 3, 2]]).all()
+    assert named.evicted.groups.tolist() == [0] * 6
     assert pool.find(KEYS[:8], 0).present.tolist() == [True, True] + [False] * 6
 
 
@@ -99,8 +99,8 @@ def test_free_slots_go_before_any_is_evicted(pool: Pool) -> None:
     named = reserve(pool, 5)
     assert named.slots[:3].tolist() == [6, 7, 8]
     assert named.slots[3:].tolist() == kept[:2].tolist()
-    assert (named.evicted_keys == KEYS[:2]).all()
-    assert named.evicted_groups.tolist() == [3, 3]
+    assert (named.evicted.keys == KEYS[:2]).all()
+    assert named.evicted.groups.tolist() == [3, 3]
 
 
 def test_an_unregistered_slot_is_free_at_its_last_pin(pool: Pool) -> None:
@@ -242,7 +242,7 @@ def test_stale_keys_are_not_told_as_evicted(pool: Pool) -> None:
     pool.bump_epoch()
     fill(pool, KEYS[4:8])
     named = reserve(pool, 6)
-    assert (named.evicted_keys == KEYS[4:6]).all()
+    assert (named.evicted.keys == KEYS[4:6]).all()
     assert len(named.slots) == 6
     assert (pool.stale_count, pool.check_invariants()) == (0, [])
 

@@ -195,7 +195,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert scan_limit < NO_LIMIT or len(named.slots) == wanted
         slots, told = self.model.name(len(named.slots))
         assert named.slots.tolist() == slots
-        assert blocks_in(named.evicted_keys, named.evicted_groups.tolist()) == told
+        assert blocks_in(named.evicted.keys, named.evicted.groups.tolist()) == told
 
     @rule(data=st.data(), group=groups)
     def register(self, data: st.DataObject, group: int) -> None:
