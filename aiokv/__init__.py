@@ -14,6 +14,7 @@ from aiokv.errors import (
     TransferError,
     UsageError,
 )
+from aiokv.model.events import BlockRemoved, BlockStored, EventsDropped, TierCleared
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import Declined, DeclineReason, DeferReason, Deferred, Hit, StorePolicy
@@ -35,6 +36,8 @@ __all__ = [
     "AiokvError",
     "BackendLost",
     "BlockKeys",
+    "BlockRemoved",
+    "BlockStored",
     "CacheGeometry",
     "CapacityError",
     "ChunkedLocal",
@@ -44,6 +47,7 @@ __all__ = [
     "Declined",
     "DeferReason",
     "Deferred",
+    "EventsDropped",
     "ForeignBlock",
     "FullAttention",
     "GroupSpec",
@@ -59,6 +63,7 @@ __all__ = [
     "SlidingWindow",
     "StorePolicy",
     "Tier",
+    "TierCleared",
     "TransferError",
     "UsageError",
     "run",

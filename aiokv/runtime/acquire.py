@@ -82,6 +82,8 @@ class Intake:
             _check_whole("first_chunk", self.first_chunk, at_least=1)
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):
             raise UsageError(f"priority must be an integer, not {self.priority!r}")
+        if not isinstance(self.media, Iterable):
+            raise UsageError(f"media must be MediaSpan values, not {self.media!r}")
         object.__setattr__(self, "media", tuple(self.media))
         if self.has_keys and (self.salt is not None or self.adapter is not None or self.media):
             raise UsageError("salt, adapter and media belong to the BlockKeys: give them to kv.keys()")

@@ -39,8 +39,10 @@ class RuntimeConfig:
         self._settings()
         if self.store_policy is not StorePolicy.EAGER:
             raise ConfigError(f"store_policy {self.store_policy.value!r} is not supported by this version: use EAGER")
-        if not self.close_grace_s >= 0:
-            raise ConfigError(f"close_grace_s must not be negative: {self.close_grace_s!r}")
+        if not isinstance(self.close_grace_s, int | float) or not self.close_grace_s >= 0:
+            raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
+        if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
+            raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
 
     @property
     def cpu_size_bytes(self) -> int | None:

@@ -111,8 +111,7 @@ class Lease:
     def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
         """The table of `group` from block position `start` on: int32, a copy of the caller's own."""
         index = self._group_index(group)
-        if start < 0:
-            raise UsageError(f"start must not be negative: {start}")
+        _check_count("start", start)
         table = self._offloader.core.block_ids(self._record, group=index, start=start)
         self._offloader.progress()
         return table.copy()
@@ -142,6 +141,10 @@ class Lease:
         """
         self._check_open()
         _check_count("num_tokens", num_tokens)
+        if publish_to is not None:
+            _check_count("publish_to", publish_to)
+        for length in states:
+            _check_count("a state's length", length)
         self._offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=after)
         self._offloader.progress()
 
@@ -275,4 +278,4 @@ def _refuse(future: asyncio.Future[int], *, request_id: str) -> None:
 
 def _check_count(name: str, value: object) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(f"{name} must be a whole number of tokens, not {value!r}")
+        raise UsageError(f"{name} must be a whole number, zero or more, not {value!r}")

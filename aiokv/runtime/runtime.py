@@ -49,6 +49,8 @@ class KVRuntime:
     def __init__(self, config: RuntimeConfig, *, arenas: Mapping[str, Sequence[object]] | None = None) -> None:
         if not isinstance(config, RuntimeConfig):
             raise ConfigError(f"config must be a RuntimeConfig, not {type(config).__name__}")
+        if arenas is not None and not isinstance(arenas, Mapping):
+            raise ConfigError(f"arenas must map each group's name to its tensors, not be a {type(arenas).__name__}")
         self._config = config
         self._arenas = dict(arenas or {})
         self._offloader: Offloader | None = None
@@ -164,6 +166,8 @@ class KVRuntime:
     async def reset(self, tier: Tier | None = None) -> None:
         """Forget every block of a tier (default: both); back when it answers nothing and its slots are swept."""
         offloader = self._entered()
+        if tier is not None and not isinstance(tier, Tier):
+            raise UsageError(f"tier must be a Tier or None, not {tier!r}")
         offloader.core.reset(tuple(Tier) if tier is None else (tier,))
         offloader.progress()
         while offloader.core.is_sweeping:  # noqa: ASYNC110  # the sweep itself runs a slice a turn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, final
 
 import numpy as np
 
@@ -28,20 +28,20 @@ def make_resident(  # noqa: PLR0917  # positional by contract
 ) -> None:
     """Make blocks of a prompt findable: per group one letter per block, g GPU, c CPU, b both, - neither.
 
-    Adds and never removes. The memory behind the blocks is left as it is. `UsageError` for an unknown letter, for more
-    letters than the prompt has full blocks, or when a tier has not enough slots; `ConfigError` for an unknown group.
+    Adds and never removes. The memory behind the blocks is left as it is. `UsageError`, and nothing has changed, for an
+    unknown letter, for more letters than the prompt has full blocks, or when a tier has not enough free slots;
+    `ConfigError` for an unknown group.
     """
     keys = _keys(kv, token_ids, salt=salt, adapter=adapter)
-    groups = {name: kv.config.geometry.group_index(name) for name in layout}
-    for name, letters in layout.items():
-        unknown = set(letters) - _TIERS.keys()
-        if unknown:
-            raise UsageError(f"unknown letters {sorted(unknown)} in the layout of group {name!r}: use g, c, b and -")
-    for name, letters in layout.items():
-        for tier in Tier:
-            positions = np.array([i for i, letter in enumerate(letters) if tier in _TIERS[letter]], np.int64)
-            if len(positions):
-                kv.core.placement.place(keys, group=groups[name], positions=positions, tier=tier)
+    wanted = [_Wanted(kv, name, letters, tier=tier, keys=keys) for name, letters in layout.items() for tier in Tier]
+    for tier in Tier:
+        needed = sum(part.count_missing(kv, keys) for part in wanted if part.tier is tier)
+        free = kv.core.pools().get(tier, {"free": 0})["free"]
+        if needed > free:
+            raise UsageError(f"{needed} blocks do not fit: {free} {tier.value} slots are free")
+    for part in wanted:
+        if len(part.positions):
+            kv.core.placement.place(keys, group=part.group, positions=part.positions, tier=part.tier)
 
 
 def evict(  # noqa: PLR0917  # positional by contract
@@ -61,6 +61,28 @@ def evict(  # noqa: PLR0917  # positional by contract
     for name, positions in blocks.items():
         group = kv.config.geometry.group_index(name)
         kv.core.placement.evict(keys, group=group, positions=tuple(positions), tier=tier)
+
+
+@final
+class _Wanted:
+    """Blocks of one group that are to be findable in one tier."""
+
+    __slots__ = ("group", "positions", "tier")
+
+    def __init__(self, kv: KVRuntime, name: str, letters: str, *, tier: Tier, keys: BlockKeys) -> None:  # noqa: PLR0917  # one entry
+        self.group = kv.config.geometry.group_index(name)
+        self.tier = tier
+        blocks = keys.num_blocks // kv.config.geometry.hashes_per_block(self.group)
+        if unknown := set(letters) - _TIERS.keys():
+            raise UsageError(f"unknown letters {sorted(unknown)} in the layout of group {name!r}: use g, c, b and -")
+        if len(letters) > blocks:
+            raise UsageError(f"{len(letters)} letters for group {name!r}, but the prompt has {blocks} full blocks")
+        self.positions = np.array([i for i, letter in enumerate(letters) if tier in _TIERS[letter]], np.int64)
+
+    def count_missing(self, kv: KVRuntime, keys: BlockKeys) -> int:
+        """How many of them are not there yet."""
+        present = kv.core.find_blocks(keys, group=self.group, tier=self.tier).present
+        return int(np.count_nonzero(~present[self.positions]))
 
 
 def _keys(kv: KVRuntime, token_ids: TokenIds | BlockKeys, *, salt: str | None, adapter: str | None) -> BlockKeys:
