@@ -11,7 +11,7 @@ Rules: the core never waits, never copies, and knows no clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["CacheState"]
+
+_WARM_BUCKETS: Final = 65_536
 
 
 @final
@@ -126,6 +128,12 @@ class CacheState:
     def waits_for_capacity(self) -> bool:
         """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
         return self._loads.waits_for_capacity
+
+    def warm(self) -> None:
+        """Touch the memory of the indexes, so that no admission pays for it later: seconds for ten million slots."""
+        for pool in (self._world.gpu, self._world.cpu):
+            while pool is not None and pool.warm(_WARM_BUCKETS):
+                pass
 
     def find_lease(self, lease_id: int) -> LeaseRecord | None:
         """The live lease with this id, if there is one."""

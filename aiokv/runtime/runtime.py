@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self, Unpack, final
 
+import anyio.to_thread
+
 from aiokv.core.audit import Audit, Snapshot
 from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
@@ -74,6 +76,7 @@ class KVRuntime:
             cpu_blocks=layout.cpu_blocks,
             watermark=self._config.watermark,
         )
+        await anyio.to_thread.run_sync(core.warm)
         await Opening(backend, layout).run()
         offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
         self._closing = Closing(offloader)

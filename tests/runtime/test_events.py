@@ -18,9 +18,8 @@ _GEOMETRY = CacheGeometry(
 )
 
 
-def _config(**changes: int) -> RuntimeConfig:
-    sizes = {"gpu_blocks": 40, "cpu_blocks": 64} | changes
-    return RuntimeConfig(geometry=_GEOMETRY, backend=FakeBackend(manual=False), **sizes)
+def _config() -> RuntimeConfig:
+    return RuntimeConfig(geometry=_GEOMETRY, backend=FakeBackend(manual=False), gpu_blocks=40, cpu_blocks=64)
 
 
 class _Replica:
