@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Unpack
+from typing import Any, Unpack
 
 from aiokv import BlockKeys, CacheGeometry, FullAttention, KVRuntime, Lease, RuntimeConfig, SlidingWindow
 from aiokv.core.audit import Snapshot
@@ -58,6 +58,13 @@ async def opened(
             yield Case(kv=kv, backend=backend)
         finally:
             backend.complete_all()
+
+
+def config_of(*, hash_block_size: int = BLOCK, **settings: Any) -> RuntimeConfig:  # noqa: ANN401  # bad ones too
+    """Nine GPU blocks, four CPU blocks and a fake backend, unless told otherwise."""
+    geometry = CacheGeometry(groups=GEOMETRY.groups, hash_block_size=hash_block_size)
+    defaults: dict[str, Any] = {"geometry": geometry, "gpu_blocks": 9, "cpu_blocks": 4, "backend": FakeBackend()}
+    return RuntimeConfig(**defaults | settings)
 
 
 def prompt(blocks: int, *, seed: int = 0, extra: int = 1) -> list[int]:
