@@ -73,7 +73,9 @@ def prompt(blocks: int, *, seed: int = 0, extra: int = 1) -> list[int]:
     return list(range(first, first + blocks * BLOCK + extra))
 
 
-def granted(kv: KVRuntime, token_ids: list[int], *, name: str = "request", **options: Unpack[RequestOptions]) -> Lease:
+def granted(
+    kv: KVRuntime, token_ids: list[int] | BlockKeys, *, name: str = "request", **options: Unpack[RequestOptions]
+) -> Lease:
     """A lease, admitted at once."""
     lease = kv.try_acquire(name, token_ids, **options)
     assert isinstance(lease, Lease)
