@@ -1,0 +1,265 @@
+"""The bridge between device events and the loop: what it asks, when, and when it is silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import final
+
+import pytest
+import pytest_asyncio
+
+from aiokv.backends.base import EventStatus, WakeMode
+from aiokv.model.ids import Direction
+from aiokv.observe.stats import Polls, Stats
+from aiokv.runtime.bridge import TICK_COMPLETIONS, Bridge, Watched
+from tests.runtime.support import turns, until
+
+IDLE_S = 0.05
+"""How long a test listens to silence: many times the longest step of the bridge."""
+
+
+@final
+class ScriptedEvent:
+    """A device event that counts how often it is asked."""
+
+    def __init__(self, status: EventStatus = EventStatus.PENDING) -> None:
+        self.status = status
+        self.queries = 0
+
+    def query(self) -> EventStatus:
+        self.queries += 1
+        return self.status
+
+    def detail(self) -> str:
+        return "scripted" if self.status in (EventStatus.FAILED, EventStatus.LOST) else ""
+
+
+@final
+class Scene:
+    """A bridge, its counts, and what it has told."""
+
+    def __init__(self, wake_mode: WakeMode = WakeMode.POLL) -> None:
+        self.stats = Stats()
+        self.bridge = Bridge(asyncio.get_running_loop(), wake_mode=wake_mode, stats=self.stats)
+        self.ended: list[tuple[ScriptedEvent, EventStatus, str]] = []
+
+    def watch(
+        self,
+        event: ScriptedEvent | None = None,
+        *,
+        direction: Direction = Direction.LOAD,
+        expected_s: float = 0.0,
+    ) -> ScriptedEvent:
+        watched = event or ScriptedEvent()
+        self.bridge.watch(
+            direction,
+            Watched(
+                event=watched,
+                expected_s=expected_s,
+                on_end=lambda status, detail: self.ended.append((watched, status, detail)),
+            ),
+        )
+        return watched
+
+    @property
+    def ticks(self) -> int:
+        return sum(self.stats.polls.values())
+
+
+@pytest_asyncio.fixture
+async def scene() -> AsyncIterator[Scene]:
+    made = Scene()
+    yield made
+    made.bridge.close()
+
+
+async def silence() -> None:
+    """Let some time pass, however the loop sees to it."""
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    loop.call_later(IDLE_S, over.set_result, None)
+    await over
+
+
+# What is asked.
+
+
+@pytest.mark.parametrize("in_flight", [1, 10_000])
+async def test_only_the_head_of_each_stream_is_asked_however_many_are_in_flight(in_flight: int) -> None:
+    asyncio.get_running_loop().set_debug(False)
+    scene = Scene()
+    heads = [scene.watch(direction=direction) for direction in Direction]
+    others = [scene.watch(direction=direction) for direction in Direction for _ in range(in_flight - 1)]
+    await until_ticks(scene, 20)
+    assert [head.queries for head in heads] == [scene.ticks] * len(Direction)
+    assert not any(event.queries for event in others)
+    assert scene.bridge.in_flight == 2 * in_flight
+    scene.bridge.close()
+
+
+async def until_ticks(scene: Scene, count: int) -> None:
+    """Wait for so many looks; each is a real, short, time away."""
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + 10.0
+    while scene.ticks < count:
+        assert loop.time() < give_up
+        await asyncio.sleep(0)
+
+
+async def test_the_next_head_is_asked_when_the_first_has_ended(scene: Scene) -> None:
+    first, second = scene.watch(), scene.watch()
+    await until_ticks(scene, 3)
+    first.status = EventStatus.DONE
+    await until(lambda: len(scene.ended) == 1)
+    assert scene.ended == [(first, EventStatus.DONE, "")]
+    second.status = EventStatus.DONE
+    await until_told(scene, 2)
+    assert scene.ended[1][0] is second
+
+
+async def until_told(scene: Scene, count: int) -> None:
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + 10.0
+    while len(scene.ended) < count:
+        assert loop.time() < give_up
+        await asyncio.sleep(0)
+
+
+async def test_ends_are_told_in_the_order_of_the_stream_with_status_and_detail(scene: Scene) -> None:
+    events = [
+        scene.watch(ScriptedEvent(status))
+        for status in (EventStatus.DONE, EventStatus.FAILED, EventStatus.DONE, EventStatus.LOST)
+    ]
+    await until_told(scene, 4)
+    assert [event for event, _, _ in scene.ended] == events
+    assert [detail for _, _, detail in scene.ended] == ["", "scripted", "", "scripted"]
+
+
+async def test_nothing_is_told_inside_watch(scene: Scene) -> None:
+    scene.watch(ScriptedEvent(EventStatus.DONE))
+    assert scene.ended == []
+    await until_told(scene, 1)
+
+
+async def test_a_tick_ends_a_bounded_number_and_lets_the_loop_turn(scene: Scene) -> None:
+    """Law 8."""
+    per_turn: list[int] = []
+    count = 10 * TICK_COMPLETIONS + 1
+    for _ in range(count):
+        scene.watch(ScriptedEvent(EventStatus.DONE))
+    while len(scene.ended) < count:
+        before = len(scene.ended)
+        await asyncio.sleep(0)
+        per_turn.append(len(scene.ended) - before)
+    assert max(per_turn) <= TICK_COMPLETIONS
+
+
+async def test_a_slow_copy_of_one_stream_does_not_put_off_the_other(scene: Scene) -> None:
+    """The later look that the store would need replaces no earlier one."""
+    load = scene.watch(direction=Direction.LOAD, expected_s=0.0)
+    scene.watch(direction=Direction.STORE, expected_s=3600.0)
+    load.status = EventStatus.DONE
+    await until_told(scene, 1)
+    assert scene.ended[0][0] is load
+
+
+async def test_a_copy_that_ends_long_before_it_was_expected_is_noticed(scene: Scene) -> None:
+    scene.watch(ScriptedEvent(EventStatus.DONE), expected_s=3600.0)
+    await until_told(scene, 1)
+
+
+async def test_an_end_that_is_followed_by_a_new_copy_does_not_stop_the_polling(scene: Scene) -> None:
+    loop = asyncio.get_running_loop()
+    chain: list[int] = []
+
+    def start_another(status: EventStatus, detail: str) -> None:
+        chain.append(len(chain))
+        if len(chain) < 50:
+            watched = Watched(event=ScriptedEvent(EventStatus.DONE), expected_s=0.0, on_end=start_another)
+            scene.bridge.watch(Direction.STORE, watched)
+
+    start_another(EventStatus.DONE, "")
+    give_up = loop.time() + 10.0
+    while len(chain) < 50:
+        assert loop.time() < give_up
+        await asyncio.sleep(0)
+
+
+# When it is silent.
+
+
+async def test_nothing_wakes_the_loop_when_nothing_is_in_flight(scene: Scene) -> None:
+    await silence()
+    assert scene.ticks == 0
+    event = scene.watch(ScriptedEvent(EventStatus.DONE))
+    await until_told(scene, 1)
+    ticks, queries = scene.ticks, event.queries
+    await silence()
+    assert (scene.ticks, event.queries) == (ticks, queries)
+
+
+async def test_waiting_costs_few_looks(scene: Scene) -> None:
+    """The steps grow: far fewer looks than a fixed step of the first length would take."""
+    scene.watch()
+    await silence()
+    assert 5 <= scene.ticks <= 0.5 * IDLE_S / 100e-6
+    assert scene.stats.polls[Polls.PROGRESS] == 0
+
+
+async def test_a_paused_bridge_asks_nothing_and_looks_at_once_when_it_goes_on(scene: Scene) -> None:
+    event = scene.watch()
+    await until_ticks(scene, 2)
+    scene.bridge.pause()
+    queries = event.queries
+    event.status = EventStatus.DONE
+    scene.bridge.ring()
+    scene.watch()
+    await silence()
+    assert (event.queries, scene.ended) == (queries, [])
+    scene.bridge.resume()
+    await turns(2)
+    assert len(scene.ended) == 1
+
+
+async def test_a_closed_bridge_asks_nothing_whoever_rings(scene: Scene) -> None:
+    event = scene.watch()
+    await until_ticks(scene, 2)
+    scene.bridge.close()
+    scene.bridge.close()
+    queries = event.queries
+    event.status = EventStatus.DONE
+    scene.bridge.ring()
+    await silence()
+    assert event.queries == queries
+    assert scene.bridge.poll(), "who closes may still look without the loop"
+    assert [ended for ended, _, _ in scene.ended] == [event]
+
+
+# The doorbell.
+
+
+async def test_a_backend_that_rings_is_not_polled() -> None:
+    scene = Scene(WakeMode.DOORBELL)
+    event = scene.watch()
+    await silence()
+    assert event.queries == 0
+    scene.bridge.ring()
+    scene.bridge.ring()
+    assert event.queries == 0, "not inside the call"
+    await turns(2)
+    assert event.queries == 1, "once for any number of rings"
+    event.status = EventStatus.DONE
+    scene.bridge.ring()
+    await turns(2)
+    assert [ended for ended, _, _ in scene.ended] == [event]
+    scene.bridge.close()
+
+
+async def test_one_ring_ends_everything_that_is_done() -> None:
+    scene = Scene(WakeMode.DOORBELL)
+    for _ in range(3 * TICK_COMPLETIONS):
+        scene.watch(ScriptedEvent(EventStatus.DONE))
+    scene.bridge.ring()
+    await until(lambda: len(scene.ended) == 3 * TICK_COMPLETIONS)
+    scene.bridge.close()
