@@ -242,8 +242,9 @@ async def test_the_testing_example_of_the_contract_runs() -> None:
         backend.fail(n=1)
         await lease.ready()
         lease.release()
-        evict(kv, token_ids, {"full": (0, 2)}, tier=Tier.GPU)
         backend.complete_all()
+        await kv.drain()
+        evict(kv, token_ids, {"full": (0, 2)}, tier=Tier.GPU)
 
 
 def test_what_acquire_returns_is_a_coroutine_and_a_context_manager() -> None:
