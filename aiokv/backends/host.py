@@ -25,7 +25,7 @@ from aiokv.model.plan import CopyBatch
 
 __all__ = ["HostBackend", "HostEvent", "HostFaults", "Stall"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 ByteRow = NDArray[np.uint8]
 
@@ -146,7 +146,7 @@ def _end_thread(opened: _Opened, *, deadline_s: float) -> bool:
         return True
     opened.thread.abandon("it was closed while a copy was stuck")
     _leaked.append(opened)
-    logger.error(
+    _log.error(
         "a host copy did not end within %.3g s: %d bytes of CPU arena and the tensors behind it are leaked on purpose",
         deadline_s,
         opened.arena.num_bytes,

@@ -26,7 +26,7 @@ from aiokv.model.plan import CopyBatch
 
 __all__ = ["CopyJob", "CopyThread", "HostEvent", "HostFaults", "Stall"]
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _SLICE_SECONDS: Final = 0.001
 """A stream gives way to the other after the step that passes this."""
@@ -153,7 +153,7 @@ class CopyThread:
             self._serve()
         except BaseException as error:  # whatever it is, those who wait must hear of it
             self.abandon(f"the copy thread died of {error!r}")
-            logger.critical("%s; no block is copied between the tiers any more", self.lost)
+            _log.critical("%s; no block is copied between the tiers any more", self.lost)
 
     def _serve(self) -> None:
         stopping = False

@@ -12,10 +12,10 @@ from typing import final
 
 import numpy as np
 
-from aiokv.core.block_table import BlockTable, ClaimSegment
+from aiokv.core.block_table import ClaimSegment
 from aiokv.core.counters import Closing, LookupResult, Phase
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
-from aiokv.core.lease_table import AcquireRequest, LeaseEvent, LeaseRecord, LeaseState
+from aiokv.core.lease_table import AcquireRequest, Epochs, GroupShare, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
 from aiokv.core.slices import Job
@@ -24,7 +24,6 @@ from aiokv.core.world import World
 from aiokv.errors import CapacityError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import DeferReason, Deferred, Outcome
-from aiokv.model.spec import CacheGeometry, RecurrentState
 
 __all__ = ["Admission"]
 
@@ -234,16 +233,10 @@ class Admission:
         world = self._world
         transfer.advance(TransferEvent.DROP)
         world.counters.transferred_blocks[transfer.direction, Outcome.DROPPED] += len(transfer)
-        world.inflight.unmark(transfer, start=0, stop=len(transfer))
+        world.end_copies(transfer, start=0, stop=len(transfer))
         world.inflight.remove(transfer)
         if transfer in world.outbox.submissions:
             world.outbox.submissions.remove(transfer)
-        load = transfer.direction is Direction.LOAD
-        gpu, cpu = (transfer.targets, transfer.sources) if load else (transfer.sources, transfer.targets)
-        if gpu is not None:
-            world.unpin_gpu(gpu)
-        if cpu is not None:
-            world.unpin_cpu(cpu)
 
     def _count(self, record: LeaseRecord, plan: AcquirePlan) -> None:
         counters = self._world.counters
@@ -260,23 +253,23 @@ class Admission:
 
 def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> LeaseRecord:
     geometry = world.geometry
-    sizes = tuple(geometry.effective_block_size(i) for i in range(len(geometry.groups)))
-    lease_id = world.leases.next_id()
-    record = LeaseRecord(lease_id=lease_id, request=request, length=plan.length, block_sizes=sizes)
-    record.hit = record.delivered = plan.hit
-    record.gpu_epoch = world.gpu.epoch
-    record.cpu_epoch = world.cpu.epoch if world.cpu is not None else 0
-    for index, group in enumerate(plan.groups):
-        record.tables.append(BlockTable(_table_length(geometry, request, index=index, plan=group)))
-        record.capacity_tokens.append(group.capacity_tokens)
-        record.loaded.append(group.is_loaded)
-        record.registered.append(plan.length // sizes[index])
-        record.given_back.append(0)
-        if isinstance(geometry.groups[index], RecurrentState):
-            record.state_slots[index] = BlockTable(group.state_claims)
-    return record
-
-
-def _table_length(geometry: CacheGeometry, request: AcquireRequest, *, index: int, plan: GroupPlan) -> int:
     whole = request.prompt_tokens + request.reserve_tokens
-    return max(-(-whole // geometry.effective_block_size(index)), plan.claim_stop)
+    shares = []
+    for index, group in enumerate(plan.groups):
+        block = geometry.effective_block_size(index)
+        share = GroupShare(
+            block_size=block,
+            positions=max(-(-whole // block), group.claim_stop),
+            states=group.state_claims,
+            capacity_tokens=group.capacity_tokens,
+            is_loaded=group.is_loaded,
+        )
+        shares.append(share)
+    return LeaseRecord(
+        lease_id=world.leases.next_id(),
+        request=request,
+        length=plan.length,
+        hit=plan.hit,
+        groups=shares,
+        epochs=Epochs(world.gpu.epoch, world.cpu.epoch if world.cpu is not None else 0),
+    )

@@ -43,6 +43,12 @@ class BlockTable:
             self._slots = larger
         self._length = max(self._length, length)
 
+    def cut(self, length: int) -> SlotArray:
+        """Keep at most `length` positions; returns the slots held beyond."""
+        taken = self.take_range(length, self._length)
+        self._length = min(self._length, length)
+        return taken
+
     def put(self, positions: IntArray, slots: SlotArray) -> None:
         """Bind slots to positions."""
         self._slots[positions] = slots
@@ -54,9 +60,9 @@ class BlockTable:
         self._slots[positions] = NULL_SLOT
         return taken
 
-    def take_before(self, position: int, *, start: int) -> SlotArray:
-        """Remove and return the slots held at `[start, position)`."""
-        part = self._slots[start:position]
+    def take_range(self, start: int, stop: int) -> SlotArray:
+        """Remove and return the slots held at `[start, stop)`."""
+        part = self._slots[start:stop]
         taken: SlotArray = part[part != NULL_SLOT].copy()
         part[:] = NULL_SLOT
         return taken

@@ -24,6 +24,7 @@ from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
 from aiokv.core.placement import Placement
+from aiokv.core.pool_values import PoolCounts
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.stores import Stores
@@ -155,9 +156,13 @@ class CacheState:
         """Look up, check capacity, pin and claim, all or nothing. `CapacityError` for what can never fit."""
         self._admission.check(request)
         if self._loads.waits_for_capacity:
-            self.counters.alloc_failures[DeferReason.QUEUED] += 1
-            return Deferred(DeferReason.QUEUED)
+            return self.defer_queued()
         return self._admission.try_acquire(request)
+
+    def defer_queued(self) -> Deferred:
+        """The answer to whom somebody precedes."""
+        self.counters.alloc_failures[DeferReason.QUEUED] += 1
+        return Deferred(DeferReason.QUEUED)
 
     def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens: the lease's new room in tokens, or `Deferred` and nothing changed."""
@@ -274,19 +279,10 @@ class CacheState:
         """Who holds what, and which invariants are violated. Looks at every slot."""
         return take_audit(self._world)
 
-    def pools(self) -> dict[Tier, dict[str, int]]:
+    def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
         pools = {tier: self._world.pool(tier) for tier in Tier}
-        return {
-            tier: {
-                "free": pool.free_count,
-                "reserved": pool.reserved_count,
-                "resident": pool.resident_count,
-                "quarantined": pool.quarantined_count,
-            }
-            for tier, pool in pools.items()
-            if pool is not None
-        }
+        return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
 
     def _finishing(self, record: LeaseRecord) -> Job:
         yield from self._confirms.registration(record)

@@ -161,6 +161,6 @@ class Confirms:
         for index, table in enumerate(record.tables):
             start = coverage_start(self._world.geometry, index, record.confirmed)
             if start > record.given_back[index]:
-                slots = table.take_before(start, start=record.given_back[index])
+                slots = table.take_range(record.given_back[index], start)
                 record.given_back[index] = start
                 self._world.unpin_gpu(slots[::-1])

@@ -65,7 +65,6 @@ class Counters:
     """All counts of one `CacheState`. Dictionaries are keyed by enums and complete from the start."""
 
     __slots__ = (
-        "accounting_errors",
         "alloc_failures",
         "evicted_blocks",
         "interleaved_runs",
@@ -91,7 +90,6 @@ class Counters:
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.leases_opened = 0
         self.leases_closed = dict.fromkeys(Closing, 0)
-        self.accounting_errors = 0
 
     def count_delivered(self, hit: Hit, *, phase: Phase) -> None:
         """Attribute the prompt of one admitted request, once (law 7)."""

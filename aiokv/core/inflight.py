@@ -20,7 +20,7 @@ from typing import Final, TypedDict, final
 import numpy as np
 
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, Direction, IntArray, SlotArray
+from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, Direction, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["InflightTable", "Transfer", "TransferEvent", "TransferState", "digests_at"]
@@ -97,6 +97,13 @@ class Transfer:
         if self.targets is None:
             raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be copied")
         return self.targets
+
+    def slots(self, tier: Tier) -> SlotArray:
+        """The slots it pins in a tier; none while the targets of a load are not named."""
+        reads = Tier.CPU if self.direction is Direction.LOAD else Tier.GPU
+        if tier is reads:
+            return self.sources
+        return self.targets if self.targets is not None else self.sources[:0]
 
     def blocks(self, start: int, stop: int) -> BlockNames:
         """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""

@@ -11,7 +11,7 @@ failed load waits for capacity to be planned again, and any live state -> RELEAS
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
@@ -24,7 +24,7 @@ from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit
 
-__all__ = ["AcquireRequest", "LeaseEvent", "LeaseRecord", "LeaseState", "LeaseTable"]
+__all__ = ["AcquireRequest", "Epochs", "GroupShare", "LeaseEvent", "LeaseRecord", "LeaseState", "LeaseTable"]
 
 
 class LeaseState(Enum):
@@ -80,6 +80,25 @@ class AcquireRequest:
             raise UsageError(f"{given} make no request")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupShare:
+    """What a new lease has of one group: table positions, states, room in tokens, and what comes from the CPU tier."""
+
+    block_size: int
+    positions: int
+    states: int
+    capacity_tokens: int
+    is_loaded: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """The epochs of the tiers when a lease was admitted."""
+
+    gpu: int
+    cpu: int
+
+
 @final
 class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
@@ -113,24 +132,33 @@ class LeaseRecord:
         "waiting",
     )
 
-    def __init__(self, *, lease_id: int, request: AcquireRequest, length: int, block_sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        *,
+        lease_id: int,
+        request: AcquireRequest,
+        length: int,
+        hit: Hit,
+        groups: Sequence[GroupShare],
+        epochs: Epochs,
+    ) -> None:
         self.lease_id = lease_id
-        self.block_sizes = block_sizes
+        self.block_sizes = tuple(group.block_size for group in groups)
         self.request = request
         self.keys = request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
         self.state = LeaseState.HELD
         self.length = length
         """L: tokens of the prefix that need no compute."""
-        self.tables: list[BlockTable] = []
-        self.state_slots: dict[int, BlockTable] = {}
+        self.tables = [BlockTable(group.positions) for group in groups]
+        self.state_slots = {i: BlockTable(group.states) for i, group in enumerate(groups) if group.states}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
-        self.capacity_tokens: list[int] = []
-        self.loaded: list[BoolArray] = []
+        self.capacity_tokens = [group.capacity_tokens for group in groups]
+        self.loaded = [group.is_loaded for group in groups]
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
-        self.hit = Hit(prompt_tokens=0, gpu_tokens=0, cpu_tokens=0, compute_tokens=0)
-        self.delivered = self.hit
+        self.hit = hit
+        self.delivered = hit
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
@@ -143,12 +171,12 @@ class LeaseRecord:
         """The fence after the kernels that wrote what was confirmed last."""
         self.confirmed = length
         self.publish_limit = length
-        self.registered: list[int] = []
+        self.registered = [length // group.block_size for group in groups]
         """Per group, blocks `[0, registered)` have been offered to the index."""
-        self.given_back: list[int] = []
+        self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
-        self.gpu_epoch = 0
-        self.cpu_epoch = 0
+        self.gpu_epoch = epochs.gpu
+        self.cpu_epoch = epochs.cpu
 
     @property
     def unnamed_claims(self) -> int:

@@ -9,7 +9,8 @@ Rules
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
   that wait for each other's slots do not stop each other where one of them could go on.
 
-State: leases whose new plan waits for capacity, oldest first.
+State: leases whose loads have failed and that are to be planned again; those whose new plan waits for capacity. Oldest
+first; one that was released meanwhile is passed over.
 """
 
 from __future__ import annotations
@@ -40,17 +41,20 @@ __all__ = ["Loads"]
 class Loads:
     """Completes loads and plans failed ones again."""
 
-    __slots__ = ("_admission", "_replans", "_world")
+    __slots__ = ("_admission", "_failed", "_is_retrying", "_must_retry", "_replans", "_world")
 
     def __init__(self, world: World, *, admission: Admission) -> None:
         self._world = world
         self._admission = admission
+        self._failed: deque[LeaseRecord] = deque()
         self._replans: deque[LeaseRecord] = deque()
+        self._is_retrying = False
+        self._must_retry = False
 
     @property
     def waits_for_capacity(self) -> bool:
         """Whether a lease waits to be planned again; nobody may be admitted before it."""
-        return any(record.state is LeaseState.HELD for record in self._replans)
+        return any(record.state is not LeaseState.RELEASED for record in (*self._replans, *self._failed))
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
@@ -63,23 +67,48 @@ class Loads:
             if outcome is Outcome.OK and world.may_copy(transfer):
                 world.register(Tier.GPU, targets[start:stop], **transfer.blocks(start, stop))
             if outcome is Outcome.LOST:
-                world.quarantine(Tier.GPU, targets[start:stop])
-                world.quarantine(Tier.CPU, transfer.sources[start:stop])
-            world.inflight.unmark(transfer, start=start, stop=stop)
-            world.unpin_gpu(targets[start:stop][::-1])
-            world.unpin_cpu(transfer.sources[start:stop][::-1])
+                world.quarantine(transfer, start=start, stop=stop)
+            world.end_copies(transfer, start=start, stop=stop)
             if start:
                 yield
         world.inflight.remove(transfer)
         for lease_id in sorted(transfer.waiters):
             self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
+        yield from self._replanning()
 
     def retry_replans(self) -> None:
-        """Plan waiting leases again, oldest first."""
-        waiting, self._replans = self._replans, deque()
-        for record in waiting:
-            if record.state is LeaseState.HELD and not self._replan(record):
+        """Plan waiting leases again, oldest first, one a slice. Capacity counts as changed if one of them goes on."""
+        self._must_retry = bool(self._replans)
+        if self._must_retry and not self._is_retrying:
+            self._is_retrying = True
+            self._world.slices.start(self._retrying())
+
+    def _replanning(self) -> Job:
+        """Plan leases again whose loads have just failed, one a slice."""
+        while self._failed:
+            record = self._failed.popleft()
+            if record.state is LeaseState.LOADING and not self._replan(record):
+                record.advance(LeaseEvent.REPLAN)
                 self._replans.append(record)
+                self._drop_failed(record)
+            if self._failed:
+                yield
+
+    def _retrying(self) -> Job:
+        """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
+        while self._must_retry:
+            self._must_retry = False
+            for record in tuple(self._replans):
+                if record.state is LeaseState.HELD and self._replan(record):
+                    self._world.capacity_generation += 1
+                if record.state is not LeaseState.HELD:
+                    self._replans.remove(record)
+                yield
+        self._is_retrying = False
+
+    def _is_first(self, record: LeaseRecord) -> bool:
+        """Whether no other lease has waited for capacity longer."""
+        return next((r for r in self._replans if r.state is LeaseState.HELD), record) is record
 
     def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)
@@ -90,12 +119,10 @@ class Loads:
                 self._let_go(record.tables[transfer.group], failed)
         if record.waiting:
             return
-        if not record.failed:
+        if record.failed:
+            self._failed.append(record)
+        else:
             self._settle(record)
-        elif not self._replan(record):
-            record.advance(LeaseEvent.REPLAN)
-            self._replans.append(record)
-            self._drop_failed(record)
 
     def _settle(self, record: LeaseRecord) -> None:
         record.advance(LeaseEvent.SETTLE)
@@ -121,7 +148,7 @@ class Loads:
         ]
         needed = self._count_needed(changes)
         spare = sum(self._count_private(change.dropped_slots) for change in changes)
-        if needed > spare + (0 if self.waits_for_capacity else world.gpu.available):
+        if needed > spare + (world.gpu.available if self._is_first(record) else 0):
             return False
         self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
         self._revise(record, plan, failed=failed)
@@ -175,8 +202,8 @@ class Loads:
         """Fill the prefix of every table anew."""
         for index, (group, change) in enumerate(zip(plan.groups, changes, strict=True)):
             table = record.tables[index]
-            table.take_before(change.old_blocks, start=0)
-            table.take_before(len(table), start=max(change.stop, change.old_blocks))
+            table.take_range(0, change.old_blocks)
+            table.cut(max(change.stop, change.old_blocks))
             record.capacity_tokens[index] = change.room
             table.put(group.hit_positions, group.hit_slots)
             if len(change.recomputed):

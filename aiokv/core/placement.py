@@ -13,9 +13,9 @@ import numpy as np
 from aiokv.core.counters import EvictReason
 from aiokv.core.inflight import digests_at
 from aiokv.core.pool import Pool
-from aiokv.core.world import SCAN_LIMIT, World
+from aiokv.core.world import World
 from aiokv.errors import UsageError
-from aiokv.model.ids import DigestArray, IntArray, Tier
+from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["Placement"]
@@ -33,29 +33,22 @@ class Placement:
     def place(self, keys: BlockKeys, *, group: int, positions: IntArray, tier: Tier) -> None:
         """Make the blocks at `positions` findable in `tier`, unpinned; those that are already are touched.
 
-        `UsageError` if the tier has not enough slots available.
+        Takes free slots only and evicts nothing; `UsageError` if there are not enough.
         """
         pool = self._pool(tier)
         wanted = np.unique(positions)
         found = pool.find(self._digests(keys, group=group, positions=wanted), group)
         missing = wanted[~found.present]
-        present = found.slots[found.present]
-        room = pool.available - pool.count_unpinned(present)
-        if len(missing) > room:
-            raise UsageError(f"{len(missing)} blocks do not fit: {room} {tier.value} slots are available")
-        pool.touch(present[::-1])
+        if len(missing) > min(pool.free_count, pool.available):
+            raise UsageError(f"{len(missing)} blocks do not fit: {pool.free_count} {tier.value} slots are free")
+        pool.touch(found.slots[found.present][::-1])
         pool.claim(len(missing))
-        named = 0
-        while named < len(missing):
-            part = pool.name_claimed(len(missing) - named, scan_limit=SCAN_LIMIT)
-            self._world.forget(tier, part.evicted, reason=EvictReason.CAPACITY)
-            placed = missing[named : named + len(part.slots)]
-            self._world.register(tier, part.slots, keys=keys, group=group, positions=placed)
-            pool.unpin(part.slots[::-1])
-            named += len(part.slots)
+        slots = pool.name_claimed(len(missing), scan_limit=0).slots
+        self._world.register(tier, slots, keys=keys, group=group, positions=missing)
+        pool.unpin(slots[::-1])
 
-    def evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> None:
-        """Evict the blocks at `positions` as pressure would. `UsageError` for one that is pinned or not resident."""
+    def check_evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> SlotArray:
+        """The slots that `evict` would free. `UsageError` for a block that is pinned or not resident."""
         pool = self._pool(tier)
         wanted = np.unique(np.array(positions, np.int64))
         found = pool.find(self._digests(keys, group=group, positions=wanted), group)
@@ -64,7 +57,12 @@ class Placement:
             raise UsageError(f"blocks {absent} of group {group} are not resident in the {tier.value} tier")
         if pool.count_unpinned(found.slots) < len(found.slots):
             raise UsageError(f"some of blocks {wanted.tolist()} of group {group} are pinned")
-        self._world.forget(tier, pool.evict(found.slots), reason=EvictReason.CAPACITY)
+        return found.slots
+
+    def evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> None:
+        """Evict the blocks at `positions` as pressure would; refuses what `check_evict` refuses."""
+        slots = self.check_evict(keys, group=group, positions=positions, tier=tier)
+        self._world.forget(tier, self._pool(tier).evict(slots), reason=EvictReason.CAPACITY)
         self._world.capacity_generation += 1
 
     def _digests(self, keys: BlockKeys, *, group: int, positions: IntArray) -> DigestArray:

@@ -50,3 +50,12 @@ class PoolCounts:
     quarantined: int
     evictable: int
     claimed: int
+
+    def by_state(self) -> dict[str, int]:
+        """The four states that every slot is in one of."""
+        return {
+            "free": self.free,
+            "reserved": self.reserved,
+            "resident": self.resident,
+            "quarantined": self.quarantined,
+        }

@@ -39,8 +39,9 @@ class Room:
             raise UsageError(f"cannot extend by {tokens} tokens")
         target = min(record.capacity_tokens) + tokens
         growth = [self._growth(record, index, target=target) for index in range(len(record.tables))]
-        needed = len(record.held_slots()) + record.unnamed_claims + sum(map(len, growth))
-        if needed > self._world.usable_gpu_slots:
+        claims = sum(map(len, growth))
+        needed = len(record.held_slots()) + record.unnamed_claims + claims
+        if needed > self._world.usable_gpu_slots and claims > self._world.gpu.available:
             raise CapacityError(record.request.request_id, needed=needed, capacity=self._world.usable_gpu_slots)
         return growth
 
@@ -60,14 +61,17 @@ class Room:
         return target
 
     def undo_extend(self, record: LeaseRecord, capacity: Sequence[int]) -> None:
-        """Give back what each group has beyond `capacity[group]` tokens, where nothing has been written yet."""
+        """Give back what each group has beyond `capacity[group]` tokens, where nothing has been written yet.
+
+        There may be less than that already: a lease that was planned again meanwhile counts its first chunk anew.
+        """
         for index, table in enumerate(record.tables):
-            record.capacity_tokens[index] = capacity[index]
-            stop = -(-capacity[index] // record.block_sizes[index])
+            record.capacity_tokens[index] = min(record.capacity_tokens[index], capacity[index])
+            stop = -(-record.capacity_tokens[index] // record.block_sizes[index])
             for segment in record.claims:
                 if segment.table is table:
                     self._cut_claim(segment, stop=stop)
-            self._world.unpin_gpu(table.take_before(len(table), start=stop)[::-1])
+            self._world.unpin_gpu(table.cut(stop)[::-1])
 
     def _growth(self, record: LeaseRecord, index: int, *, target: int) -> IntArray:
         """The positions that group `index` must claim for room of `target` tokens."""

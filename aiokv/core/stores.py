@@ -87,10 +87,8 @@ class Stores:
             if outcome is Outcome.OK and world.may_copy(transfer):
                 world.register(Tier.CPU, targets[start:stop], **transfer.blocks(start, stop))
             if outcome is Outcome.LOST:
-                world.quarantine(Tier.CPU, targets[start:stop])
-            world.inflight.unmark(transfer, start=start, stop=stop)
-            world.unpin_cpu(targets[start:stop][::-1])
-            world.unpin_gpu(transfer.sources[start:stop][::-1])
+                world.quarantine(transfer, start=start, stop=stop)
+            world.end_copies(transfer, start=start, stop=stop)
             if start:
                 yield
         world.inflight.remove(transfer)

@@ -172,6 +172,20 @@ class World:
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
 
+    def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
+        """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
+        self.inflight.unmark(transfer, start=start, stop=stop)
+        self.unpin_gpu(transfer.slots(Tier.GPU)[start:stop][::-1])
+        self.unpin_cpu(transfer.slots(Tier.CPU)[start:stop][::-1])
+
+    def quarantine(self, transfer: Transfer, *, start: int, stop: int) -> None:
+        """Nobody knows what lost copies still do: both their sides are taken out of use for good."""
+        for tier in Tier:
+            pool = self.pool(tier)
+            if pool is not None:
+                lost = pool.quarantine(transfer.slots(tier)[start:stop])
+                self.forget(tier, lost, reason=EvictReason.INVALIDATED)
+
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
         return record.gpu_epoch == self.gpu.epoch
@@ -179,12 +193,6 @@ class World:
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
         return self.cpu is not None and (holder.gpu_epoch, holder.cpu_epoch) == (self.gpu.epoch, self.cpu.epoch)
-
-    def quarantine(self, tier: Tier, slots: SlotArray) -> None:
-        """Take slots out of use for good: nobody knows what a lost copy still does to them."""
-        pool = self.pool(tier)
-        if pool is not None:
-            self.forget(tier, pool.quarantine(slots), reason=EvictReason.INVALIDATED)
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
         self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)

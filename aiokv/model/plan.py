@@ -96,13 +96,15 @@ class Found:
 class CopyBatch:
     """Copies of whole blocks of one group, in one direction: `source_blocks[i]` to `target_blocks[i]`.
 
-    A load reads CPU slots and writes GPU slots, a store the other way round. Slots within one side are distinct.
+    A load reads CPU slots and writes GPU slots, a store the other way round. Slots within one side are distinct. The
+    copies wait for the fence `after`, where there is one (law 5).
     """
 
     direction: Direction
     group: str
     source_blocks: SlotArray
     target_blocks: SlotArray
+    after: object = None
 
     def __post_init__(self) -> None:
         if len(self.source_blocks) != len(self.target_blocks):

@@ -37,7 +37,7 @@ def count_in_flight(counters: Counters, direction: Direction) -> int:
 
 def _find_violated(core: CacheState) -> list[Invariant]:
     counters = core.counters
-    pools = core.pools().values()
+    pools = [pool.by_state() for pool in core.pools().values()]
     in_flight = [count_in_flight(counters, direction) for direction in Direction]
     is_idle = not core.live_leases and not core.unfinished_transfers
     violated = {

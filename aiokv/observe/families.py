@@ -228,6 +228,29 @@ _LEASES: Final = (
     ),
 )
 
+_EVENTS: Final = (
+    Family(
+        name="aiokv_kv_events_published",
+        kind=Kind.COUNTER,
+        help="Cache events handed to subscribers.",
+        read=readers.read_events_published,
+    ),
+    Family(
+        name="aiokv_kv_events_dropped",
+        kind=Kind.COUNTER,
+        help="Cache events that slow subscribers missed.",
+        read=readers.read_events_dropped,
+    ),
+)
+
+_DEGRADED: Final = Family(
+    name="aiokv_degraded",
+    kind=Kind.GAUGE,
+    labels=("reason",),
+    help="Whether the runtime serves less well than it was built to, by reason: 1 or 0.",
+    read=readers.read_degraded,
+)
+
 _BUILD: Final = Family(
     name="aiokv_build",
     kind=Kind.INFO,
@@ -244,5 +267,5 @@ ACCOUNTING_ERRORS: Final = Family(
     read=readers.read_accounting_errors,
 )
 
-FAMILIES: Final = (*_REQUESTS, *_TRANSFERS, *_POOLS, *_LEASES, _BUILD, ACCOUNTING_ERRORS)
+FAMILIES: Final = (*_REQUESTS, *_TRANSFERS, *_POOLS, *_LEASES, *_EVENTS, _DEGRADED, _BUILD, ACCOUNTING_ERRORS)
 """In the order in which they are shown; the errors last, so that they include those of the scrape itself."""

@@ -45,7 +45,7 @@ class Collector(BaseCollector):
 
     def attach(self, core: CacheState, *, stats: Stats, facts: RuntimeFacts) -> None:
         """From now on show these. Called once, in the thread that writes them."""
-        capacities = {tier: sum(states.values()) for tier, states in core.pools().items()}
+        capacities = {tier: sum(pool.by_state().values()) for tier, pool in core.pools().items()}
         self._owner = threading.get_ident()
 
         def take_view() -> View:

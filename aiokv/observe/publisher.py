@@ -68,24 +68,20 @@ class Subscription:
 class Publisher:
     """Hands events to every open subscription; an abandoned one is forgotten. Used from the loop's thread only."""
 
-    __slots__ = ("_subscriptions", "dropped", "published")
+    __slots__ = ("_subscriptions",)
 
     def __init__(self) -> None:
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
-        self.published = 0
-        self.dropped = 0
 
     @property
     def has_subscribers(self) -> bool:
         """Whether anybody listens."""
         return len(self._subscriptions) > 0
 
-    def publish(self, events: Iterable[CacheEvent]) -> None:
-        """Put events into every open subscription; never waits."""
-        for event in events:
-            self.published += 1
-            for subscription in tuple(self._subscriptions):
-                self.dropped += not subscription.put(event)
+    def publish(self, events: Iterable[CacheEvent]) -> int:
+        """Put events into every open subscription; never waits. Returns how many did not find room."""
+        subscriptions = tuple(self._subscriptions)
+        return sum(not subscription.put(event) for event in events for subscription in subscriptions)
 
     def add(self, subscription: Subscription) -> None:
         """Deliver to it from now on."""

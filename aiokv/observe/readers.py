@@ -19,7 +19,7 @@ from aiokv.core.counters import Source
 from aiokv.model.ids import Direction, Tier
 from aiokv.observe.checks import COPY_ENDS, count_in_flight
 from aiokv.observe.ledger import Ledger
-from aiokv.observe.stats import Histogram, Invariant, Stats
+from aiokv.observe.stats import Degradation, Histogram, Invariant, Stats
 
 __all__ = ["Buckets", "Reading", "RuntimeFacts", "ScrapeFaults", "View"]
 
@@ -193,7 +193,7 @@ def read_pool_blocks(view: View) -> Iterable[Reading]:
     """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
     pools = view.core.pools()
     for tier, capacity in view.capacities.items():
-        states = pools[tier]
+        states = pools[tier].by_state()
         states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]
         for state, blocks in states.items():
             yield Reading((tier.value, state), blocks)
@@ -266,13 +266,27 @@ def read_lease_duration(view: View) -> Iterable[Reading]:
 
 
 def read_accounting_errors(view: View) -> Iterable[Reading]:
-    """What the loop's thread found, what the scrapes found, and what the core says of itself."""
+    """What the loop's thread found, and what the scrapes found."""
     found = dict(view.stats.violations)
-    found[Invariant.CORE] += view.core.counters.accounting_errors
     found[Invariant.COUNTER] += view.faults.ledger.falls
     found[Invariant.METRICS] += view.faults.unreadable
     for invariant, count in found.items():
         yield Reading((invariant.value,), count)
+
+
+def read_degraded(view: View) -> Iterable[Reading]:
+    """1 where a runtime serves less well than it was built to."""
+    yield Reading((Degradation.BACKEND_LOST.value,), int(view.core.is_backend_lost))
+
+
+def read_events_published(view: View) -> Iterable[Reading]:
+    """Cache events handed to subscribers, each counted once."""
+    yield Reading((), view.stats.events_published)
+
+
+def read_events_dropped(view: View) -> Iterable[Reading]:
+    """Cache events that slow subscribers missed."""
+    yield Reading((), view.stats.events_dropped)
 
 
 def read_build_info(view: View) -> Iterable[Reading]:

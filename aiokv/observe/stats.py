@@ -17,6 +17,7 @@ __all__ = [
     "LEASE_BUCKETS",
     "TRANSFER_BUCKETS",
     "CancelStage",
+    "Degradation",
     "Histogram",
     "Invariant",
     "Polls",
@@ -45,11 +46,16 @@ class CancelStage(Enum):
     INFLIGHT = "inflight"
 
 
+class Degradation(Enum):
+    """Why a runtime serves less well than it was built to."""
+
+    BACKEND_LOST = "backend_lost"
+    """No copy can be made any more: there is no CPU tier."""
+
+
 class Invariant(Enum):
     """What must hold of the counts at any time. Each is a metric label."""
 
-    CORE = "core"
-    """The core found its own books wrong."""
     COUNTER = "counter"
     """A counter never falls."""
     IDLE = "idle"
@@ -89,6 +95,8 @@ class Stats:
     __slots__ = (
         "cancellations",
         "check_due",
+        "events_dropped",
+        "events_published",
         "lease_seconds",
         "lookup_seconds",
         "opened_at",
@@ -117,6 +125,8 @@ class Stats:
         """When each open lease was admitted, oldest first, in seconds of the monotonic clock."""
         self.polls = dict.fromkeys(Polls, 0)
         self.cancellations = dict.fromkeys(CancelStage, 0)
+        self.events_published = 0
+        self.events_dropped = 0
         self.check_due = False
         """A scrape asks the loop's thread to look at the invariants, between two steps of its own."""
         self.violations = dict.fromkeys(Invariant, 0)

@@ -21,7 +21,7 @@ from aiokv.core.counters import Closing
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.errors import AcquireTimeout, UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
-from aiokv.model.plan import DeferReason, Deferred
+from aiokv.model.plan import Deferred
 from aiokv.model.tokens import TokenIds, as_tokens
 from aiokv.observe.stats import CancelStage
 from aiokv.runtime.deadline import Deadline
@@ -193,7 +193,7 @@ class Ticket:
         offloader = self._offloader
         offloader.core.check(request)
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.ADMISSION, priority=request.priority):
-            return Deferred(DeferReason.QUEUED)
+            return offloader.core.defer_queued()
         return self._try_now(request)
 
     def _try_now(self, request: AcquireRequest) -> Lease | Deferred:

@@ -13,7 +13,7 @@ from aiokv.model.ids import Tier
 from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
 
-__all__ = ["choose_backend", "describe", "plan_layout"]
+__all__ = ["choose_backend", "describe_runtime", "plan_layout"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,13 @@ def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -
         if not empty.cpu_block_bytes:
             raise ConfigError("cpu_bytes needs the engine's tensors: without arenas give cpu_blocks")
         cpu_blocks = config.cpu_size_bytes // empty.cpu_block_bytes
+        if config.cpu_size_bytes and not cpu_blocks:
+            given, needed = config.cpu_size_bytes, empty.cpu_block_bytes
+            raise ConfigError(f"cpu_bytes of {given} bytes is less than one block of {needed} bytes")
     return _layout(config, arenas, cpu_blocks=cpu_blocks)
 
 
-def describe(backend: Backend, layout: Layout) -> RuntimeFacts:
+def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
     """What the metrics say of a runtime beside its counts."""
     from aiokv import __version__  # not known yet while the package is being imported
 

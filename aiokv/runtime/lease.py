@@ -19,7 +19,7 @@ from aiokv.core.counters import Closing
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import DeferReason, Deferred, Hit
+from aiokv.model.plan import Deferred, Hit
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.offload import Offloader
@@ -155,7 +155,7 @@ class Lease:
         offloader = self._offloader
         offloader.core.check_extend(self._record, tokens)
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.EXTENSION):
-            return Deferred(DeferReason.QUEUED)
+            return offloader.core.defer_queued()
         return self._try_extend_now(tokens)
 
     async def extend(self, tokens: int, *, timeout: float | None = None) -> int:  # part of the API
@@ -174,16 +174,20 @@ class Lease:
 
         deadline = self._deadline(timeout)
         future: asyncio.Future[int] = self._offloader.loop.create_future()
-        self._offloader.when_closed(self._record, partial(_refuse, future, request_id=self.request_id))
-        return await stand_in_line(
-            self._offloader.queue,
-            attempt,
-            future=future,
-            deadline=deadline,
-            rank=Rank.EXTENSION,
-            give_back=partial(self._undo_extend, before),
-            on_leave=self._offloader.serve_soon,
-        )
+        refuse = partial(_refuse, future, request_id=self.request_id)
+        self._offloader.when_closed(self._record, refuse)
+        try:
+            return await stand_in_line(
+                self._offloader.queue,
+                attempt,
+                future=future,
+                deadline=deadline,
+                rank=Rank.EXTENSION,
+                give_back=partial(self._undo_extend, before),
+                on_leave=self._offloader.serve_soon,
+            )
+        finally:
+            self._offloader.forget_closed(self._record, refuse)
 
     def wait_on(self, stream: object) -> None:
         """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""

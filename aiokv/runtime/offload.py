@@ -149,6 +149,12 @@ class Offloader:
         """Call back once, when the lease was closed."""
         self._closed.setdefault(record.lease_id, []).append(callback)
 
+    def forget_closed(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
+        """Undo `when_closed`, if it has not called back yet."""
+        callbacks = self._closed.get(record.lease_id, [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+
     def collect_leaks(self) -> None:
         """Give back what garbage collected leases held, and say so in a turn of its own."""
         for lease_id in self.leaks.take():
@@ -168,7 +174,7 @@ class Offloader:
 
     @property
     def is_quiet(self) -> bool:
-        """No polling and no pinning: a CUDA graph is being captured."""
+        """No polling, no pinning, no submission: a CUDA graph is being captured."""
         return self._quiet > 0
 
     @property
@@ -220,17 +226,19 @@ class Offloader:
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
-        self._quiet -= 1
+        self._quiet = max(self._quiet - 1, 0)
         if not self._quiet:
             self.bridge.resume()
             self.schedule(self._serve)
+            self.progress()
 
     # Ending.
 
     def stop_intake(self) -> None:
         """From now on nobody is let in; whoever waits is told."""
         self._is_open = False
-        self.bridge.resume()  # a drain inside `quiesce` must see copies end
+        self._quiet = 0  # a drain inside `quiesce` must see copies end
+        self.bridge.resume()
         if not self.loop.is_closed():
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
 
@@ -255,17 +263,20 @@ class Offloader:
 
     def _empty_outbox(self) -> None:
         outbox = self.core.outbox
-        while outbox.submissions or outbox.settled:
-            for transfer in outbox.take_submissions():
-                self.transfers.enqueue(transfer)
+        while outbox.settled or (outbox.submissions and not self.is_quiet):
             for lease_id in outbox.take_settled():
                 self._tell(self._settled, lease_id)
+            if not self.is_quiet:
+                for transfer in outbox.take_submissions():
+                    self.transfers.enqueue(transfer)
 
     def _publish(self) -> None:
         """Hand on the events of this step; record more of them only while somebody listens."""
         log = self.core.events
         if log.is_on:
-            self.publisher.publish(log.take())
+            events = log.take()
+            self.stats.events_published += len(events)
+            self.stats.events_dropped += self.publisher.publish(events)
         log.is_on = self.publisher.has_subscribers
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
@@ -274,8 +285,9 @@ class Offloader:
 
     def _work(self) -> None:
         """One slice of pending work."""
-        self.core.run_slice()
-        self.progress()
+        if not self.is_quiet:
+            self.core.run_slice()
+            self.progress()
 
     def _serve(self) -> None:
         """One attempt for whoever is first in line; the next one in a later turn."""

@@ -25,7 +25,7 @@ from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
-from aiokv.runtime.backend_choice import choose_backend, describe, plan_layout
+from aiokv.runtime.backend_choice import choose_backend, describe_runtime, plan_layout
 from aiokv.runtime.closing import Closing
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
@@ -81,7 +81,7 @@ class KVRuntime:
         offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
         self._closing = Closing(offloader)
         self._offloader = offloader
-        self.collector.attach(core, stats=offloader.stats, facts=describe(backend, layout))
+        self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
 
     async def aclose(self) -> None:
         """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""
@@ -119,8 +119,8 @@ class KVRuntime:
         `options` are those of `RequestOptions`; `timeout` in seconds covers waiting for capacity and loading. Raises
         `UsageError`, `CapacityError`, `AcquireTimeout`; whatever it raises, everything has been given back.
         """
-        describe = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
-        return AcquireCall(self._let_in(Ticket.acquire, describe, timeout=timeout))
+        make_intake = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
+        return AcquireCall(self._let_in(Ticket.acquire, make_intake, timeout=timeout))
 
     def admit(
         self,
@@ -131,8 +131,8 @@ class KVRuntime:
         **options: Unpack[RequestOptions],
     ) -> AcquireCall:
         """Like `acquire`, but back as soon as the request is pinned and reserved; then `await lease.ready()`."""
-        describe = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
-        return AcquireCall(self._let_in(Ticket.admit, describe, timeout=timeout))
+        make_intake = partial(Intake, request_id=request_id, token_ids=token_ids, **options)
+        return AcquireCall(self._let_in(Ticket.admit, make_intake, timeout=timeout))
 
     def try_acquire(
         self, request_id: str, token_ids: TokenIds | BlockKeys, **options: Unpack[RequestOptions]
@@ -182,7 +182,7 @@ class KVRuntime:
 
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:
-        """No polling and no pinning inside, for the capture of a CUDA graph. Copies go on, completions wait."""
+        """No polling, no pinning, no submission inside, for the capture of a CUDA graph: what is due waits."""
         offloader = self._entered()
         offloader.quiet()
         try:
@@ -205,6 +205,10 @@ class KVRuntime:
         """Who holds which pins and reservations, and which invariants are violated. Raises nothing of its own."""
         return self._entered().core.audit()
 
+    def progress(self) -> None:
+        """Carry out what the core wants done, after its `placement` was used by hand."""
+        self._entered().progress()
+
     @property
     def core(self) -> CacheState:
         """The synchronous core, for `aiokv.testing` and metrics; not to be changed behind the runtime's back."""
@@ -216,11 +220,11 @@ class KVRuntime:
         return self._config
 
     async def _let_in(
-        self, how: Callable[[Ticket], Awaitable[Lease]], describe: Callable[[], Intake], *, timeout: float | None
+        self, how: Callable[[Ticket], Awaitable[Lease]], make_intake: Callable[[], Intake], *, timeout: float | None
     ) -> Lease:
         offloader = self._entered()
         offloader.enter_for_intake()
-        intake = describe()
+        intake = make_intake()
         deadline = Deadline(offloader.loop, request_id=intake.request_id, timeout=timeout)
         return await how(Ticket(offloader, intake, deadline=deadline))
 

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,8 +26,12 @@ from aiokv.runtime.bridge import Bridge, Watched
 
 __all__ = ["STREAM_DEPTH", "TransferRunner"]
 
+_log = logging.getLogger(__name__)
+
 STREAM_DEPTH: Final = 512
 """Below the depth at which a driver's queue makes submission block."""
+
+_REPORT_INTERVAL_S: Final = 60.0
 
 _OUTCOMES: Final = {
     EventStatus.DONE: Outcome.OK,
@@ -36,10 +41,34 @@ _OUTCOMES: Final = {
 
 
 @final
+class _FailureReport:
+    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that a backend is lost, once."""
+
+    __slots__ = ("_is_lost", "_next_at", "_unreported")
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._unreported = 0
+        self._is_lost = False
+
+    def failed(self, transfer: Transfer, detail: str, *, is_lost: bool) -> None:
+        """One transfer did not end well."""
+        if is_lost and not self._is_lost:
+            self._is_lost = True
+            _log.error("the backend is lost, blocks are no longer copied between the tiers: %s", detail)
+        self._unreported += 1
+        now = time.monotonic()
+        if not is_lost and now >= self._next_at:
+            self._next_at = now + _REPORT_INTERVAL_S
+            count, self._unreported = self._unreported, 0
+            _log.warning("%d transfers failed, the last a %s: %s", count, transfer.direction.value, detail)
+
+
+@final
 class TransferRunner:
     """Submits transfers and reports their completion to the core."""
 
-    __slots__ = ("_backend", "_bridge", "_core", "_is_stopped", "_on_progress", "_queues", "_stats")
+    __slots__ = ("_backend", "_bridge", "_core", "_is_stopped", "_on_progress", "_queues", "_report", "_stats")
 
     def __init__(
         self, core: CacheState, *, backend: Backend, bridge: Bridge, stats: Stats, on_progress: Callable[[], None]
@@ -51,6 +80,7 @@ class TransferRunner:
         self._on_progress = on_progress
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
         self._is_stopped = False
+        self._report = _FailureReport()
 
     def enqueue(self, transfer: Transfer) -> None:
         """Submit now, or as soon as the stream has room."""
@@ -83,23 +113,25 @@ class TransferRunner:
             group=group,
             source_blocks=transfer.sources,
             target_blocks=transfer.bound_targets,
+            after=transfer.after,
         )
         self._core.mark_submitted(transfer)
         started = time.monotonic()
         self._stats.queue_wait_seconds[transfer.direction].observe(started - queued_at)
         try:
             event = self._backend.submit(batch)
-        except CopyFailed:
-            self._core.complete(transfer.transfer_id, Outcome.FAILED)
-            return
-        except BackendLost:
-            # Nothing was started, so the slots are as they were: this copy has failed and no other will be tried.
-            self._core.lose_backend()
+        except (CopyFailed, BackendLost) as error:
+            # Nothing was started, so the slots are as they were; a lost backend is not tried again.
+            if isinstance(error, BackendLost):
+                self._core.lose_backend()
+            self._report.failed(transfer, str(error), is_lost=isinstance(error, BackendLost))
             self._core.complete(transfer.transfer_id, Outcome.FAILED)
             return
         num_bytes = len(batch) * self._backend.block_bytes(group)
 
         def on_end(status: EventStatus, detail: str) -> None:
+            if status is not EventStatus.DONE:
+                self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
             self._end(transfer, outcome=_OUTCOMES[status], num_bytes=num_bytes, started=started)
 
         expected = self._backend.eta_seconds(transfer.direction, num_bytes)

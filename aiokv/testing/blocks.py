@@ -36,12 +36,14 @@ def make_resident(  # noqa: PLR0917  # positional by contract
     wanted = [_Wanted(kv, name, letters, tier=tier, keys=keys) for name, letters in layout.items() for tier in Tier]
     for tier in Tier:
         needed = sum(part.count_missing(kv, keys) for part in wanted if part.tier is tier)
-        free = kv.core.pools().get(tier, {"free": 0})["free"]
+        pools = kv.core.pools()
+        free = pools[tier].free if tier in pools else 0
         if needed > free:
             raise UsageError(f"{needed} blocks do not fit: {free} {tier.value} slots are free")
     for part in wanted:
         if len(part.positions):
             kv.core.placement.place(keys, group=part.group, positions=part.positions, tier=part.tier)
+    kv.progress()
 
 
 def evict(  # noqa: PLR0917  # positional by contract
@@ -55,12 +57,16 @@ def evict(  # noqa: PLR0917  # positional by contract
 ) -> None:
     """Evict these unpinned blocks, by group and block position, as pressure would; on any backend.
 
-    `UsageError` for a block that is pinned or not resident.
+    `UsageError`, and nothing has changed, for a block that is pinned or not resident.
     """
     keys = _keys(kv, token_ids, salt=salt, adapter=adapter)
-    for name, positions in blocks.items():
-        group = kv.config.geometry.group_index(name)
-        kv.core.placement.evict(keys, group=group, positions=tuple(positions), tier=tier)
+    wanted = {kv.config.geometry.group_index(name): tuple(positions) for name, positions in blocks.items()}
+    placement = kv.core.placement
+    for group, positions in wanted.items():
+        placement.check_evict(keys, group=group, positions=positions, tier=tier)
+    for group, positions in wanted.items():
+        placement.evict(keys, group=group, positions=positions, tier=tier)
+    kv.progress()
 
 
 @final

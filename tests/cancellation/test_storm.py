@@ -175,7 +175,6 @@ async def test_a_storm_leaves_nothing_behind(seed: int) -> None:
         assert not {what: storm.seen[what] for what, least in enough.items() if storm.seen[what] < least}, storm.seen
         await assert_all_given_back(case)
         counters = case.kv.core.counters
-        assert counters.accounting_errors == 0
         assert counters.leases_opened == sum(counters.leases_closed.values())
         assert all(
             counters.prompt_tokens[source, phase] >= 0 for source in Source for _, phase in counters.prompt_tokens

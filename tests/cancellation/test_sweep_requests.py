@@ -49,7 +49,7 @@ async def admit_then_ready(case: Case, token_ids: list[int]) -> None:
 SOME_WAYS: Final = ("by_task_cancel", "by_anyio_scope", "by_asyncio_timeout")
 ENTRIES: Final[Mapping[Entry, Iterable[str]]] = {
     acquire_as_context_manager: WAYS,
-    admit_then_ready: WAYS,
+    admit_then_ready: (*SOME_WAYS, "by_task_cancel_twice"),
     acquire: SOME_WAYS,
     acquire_under_its_own_timeout: SOME_WAYS,
     admit: SOME_WAYS,

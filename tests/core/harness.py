@@ -19,7 +19,9 @@ import numpy as np
 from aiokv.core.cache import CacheState
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.pool import PoolCounts
 from aiokv.errors import CapacityError, UsageError
+from aiokv.model.events import BlockRemoved, BlockStored, TierCleared
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred, Hit, Outcome
@@ -92,6 +94,9 @@ class Host:
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
         self._counted: dict[str, int] = {}
+        self._places: dict[tuple[int, bytes], tuple[int, int]] = {}
+        self._published: set[tuple[Tier, int, bytes]] = set()
+        self.cache.events.is_on = True
 
     # Names of content.
 
@@ -190,6 +195,11 @@ class Host:
             self.seen["extension deferred"] += 1
         return granted
 
+    def undo_extend(self, record: LeaseRecord, capacity: Sequence[int]) -> None:
+        """Nobody took the extension that came after `capacity`."""
+        self.cache.undo_extend(record, capacity)
+        self.seen["extension undone"] += 1
+
     def append(self, record: LeaseRecord, tokens: int) -> None:
         """The request's stream goes on."""
         start = record.keys.num_tokens
@@ -231,6 +241,10 @@ class Host:
         self.queued += self.cache.outbox.take_submissions()
         self.cache.outbox.take_settled()
         self.queued = [t for t in self.queued if t.state is TransferState.QUEUED]
+        for transfer in self.cache.transfers():
+            if transfer.state is TransferState.DONE:
+                self._note_arrival(transfer)
+        self._replay_events()
         for lease_id, record in list(self.leases.items()):
             if record.state is LeaseState.RELEASED:
                 self._attribute(record)
@@ -272,11 +286,10 @@ class Host:
             self.lost_slots |= {(target, s) for s in transfer.bound_targets.tolist()}
             if transfer.direction is Direction.LOAD:
                 self.lost_slots |= {(source, s) for s in transfer.sources.tolist()}
-        for record in self._waiters(transfer):
-            if outcome is Outcome.OK:
-                self._arrived[record.lease_id] |= self._shared(record, transfer)
-            else:
-                self._failed.add(record.lease_id)
+        if outcome is Outcome.OK:
+            self._note_arrival(transfer)
+        else:
+            self._failed |= {record.lease_id for record in self._waiters(transfer)}
         self.cache.complete(transfer.transfer_id, outcome)
         self.settle()
 
@@ -291,9 +304,15 @@ class Host:
 
     def turn(self) -> None:
         """Run all sliced work and plan waiting leases again, as a host does between two steps of its engine."""
-        self.cache.run_slices()
+        self.run_slices()
         self.cache.retry_replans()
-        self.cache.run_slices()
+        self.run_slices()
+
+    def run_slices(self) -> None:
+        """Run all sliced work, one slice after the other."""
+        while self.cache.has_work:
+            self.cache.run_slice()
+            self.settle()
         self.settle()
 
     # Tiers.
@@ -328,6 +347,15 @@ class Host:
             self.content[tier] = {slot: replace(held, fresh=False) for slot, held in self.content[tier].items()}
         self.cache.reset(tiers or tuple(Tier))
 
+    def tiers(self) -> dict[Tier, PoolCounts]:
+        """Slots by state, per configured tier."""
+        snapshot = self.cache.snapshot()
+        return {Tier.GPU: snapshot.gpu} | ({} if snapshot.cpu is None else {Tier.CPU: snapshot.cpu})
+
+    def counts(self, tier: Tier) -> PoolCounts:
+        """Slots of one tier by state."""
+        return self.tiers()[tier]
+
     # Checks.
 
     def check(self) -> None:
@@ -335,9 +363,10 @@ class Host:
         self.settle()
         violations = self.cache.audit().violations
         assert not violations, violations
-        for tier, counts in self.cache.pools().items():
-            assert sum(counts.values()) == self.capacity[tier], (tier, counts)
-            assert min(counts.values()) >= 0, (tier, counts)
+        for tier, counts in self.tiers().items():
+            states = (counts.free, counts.reserved, counts.resident, counts.quarantined)
+            assert sum(states) == self.capacity[tier], (tier, counts)
+            assert min(*states, counts.evictable, counts.claimed) >= 0, (tier, counts)
         for record in self.leases.values():
             if record.state is LeaseState.READY:
                 self._check_readable(record)
@@ -358,8 +387,8 @@ class Host:
         assert not audit.leases, audit.leases
         assert not audit.pins, audit.pins
         assert not audit.reservations, audit.reservations
-        for tier, counts in self.cache.pools().items():
-            assert counts["reserved"] == 0, (tier, counts)
+        for tier, counts in self.tiers().items():
+            assert counts.reserved == 0, (tier, counts)
         self._fill_the_pool()
 
     def in_flight(self, *, direction: Direction) -> list[Transfer]:
@@ -370,7 +399,7 @@ class Host:
 
     def _fill_the_pool(self) -> None:
         """The longest prompt that fits is admitted into the pool, whatever is cached."""
-        room = self.capacity[Tier.GPU] - self.cache.pools()[Tier.GPU]["quarantined"]
+        room = self.capacity[Tier.GPU] - self.counts(Tier.GPU).quarantined
         tokens = 0
         while self._slots_for(tokens + 1, length=0) <= room and tokens + 1 < 4 * STREAM_TOKENS:
             tokens += 1
@@ -416,7 +445,7 @@ class Host:
         needed = self._slots_for(
             request.prompt_tokens, length=length, reserve=request.reserve_tokens, first_chunk=request.first_chunk
         )
-        if needed > self.capacity[Tier.GPU] - self.cache.pools()[Tier.GPU]["quarantined"]:
+        if needed > self.capacity[Tier.GPU] - self.counts(Tier.GPU).quarantined:
             assert record.length == 0, "a prefix that the pool cannot hold is not used"
             self.seen["prefix too large"] += 1
             return
@@ -435,10 +464,16 @@ class Host:
         return [self.leases[i] for i in transfer.waiters if i in self.leases and transfer.direction is Direction.LOAD]
 
     def _shared(self, record: LeaseRecord, transfer: Transfer) -> set[tuple[int, int]]:
-        """Which blocks of a lease this load brings."""
+        """Which blocks of a lease this load brings; those of slices that were completed before it came are hits."""
         table = record.tables[transfer.group].view()
-        targets = dict(zip(transfer.bound_targets.tolist(), transfer.positions.tolist(), strict=True))
+        copies = zip(transfer.bound_targets.tolist(), transfer.positions.tolist(), strict=True)
+        targets = dict(list(copies)[: transfer.open_copies])
         return {(transfer.group, targets[slot]) for slot in table.tolist() if slot in targets}
+
+    def _note_arrival(self, transfer: Transfer) -> None:
+        """Its copies have ended well; who joins it while it is completed in slices has them too."""
+        for record in self._waiters(transfer):
+            self._arrived[record.lease_id] |= self._shared(record, transfer)
 
     def _tiers(self, transfer: Transfer) -> tuple[Tier, Tier]:
         return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
@@ -537,12 +572,49 @@ class Host:
         """Every block that a lookup can find is there, valid, and of this epoch (law 3)."""
         for stream in range(len(FORKS)):
             for group in range(len(self.sizes)):
-                for tier in self.cache.pools():
+                for tier in self.tiers():
                     found = self.cache.find_blocks(self.keys(stream), group=group, tier=tier)
                     for position in np.flatnonzero(found.present).tolist():
                         held = self.content[tier].get(int(found.slots[position]))
                         wanted = Content(group, self.digest(stream, group, position))
                         assert held == wanted, f"stream {stream}, group {group}, block {position}: {tier.value} {held}"
+                    names = [self.digest(stream, group, position) for position in range(len(found.present))]
+                    told = [(tier, group, name) in self._published for name in names]
+                    assert told == found.present.tolist(), "the events do not rebuild the index"
+
+    def _replay_events(self) -> None:
+        """Follow the cache events: each is a dense run of a stream, and says what has really changed (invariant 11)."""
+        for event in self.cache.events.take():
+            match event:
+                case TierCleared(tier=tier):
+                    self._published = {entry for entry in self._published if entry[0] is not tier}
+                case BlockRemoved(tier=tier, group=name, block_hashes=hashes):
+                    gone = {(tier, self.geometry.group_index(name), one) for one in hashes}
+                    assert gone <= self._published, "removed though it was not there"
+                    self._published -= gone
+                case BlockStored():
+                    self._check_run(event)
+
+    def _check_run(self, event: BlockStored) -> None:
+        group = self.geometry.group_index(event.group)
+        block = self.sizes[group]
+        stream, last = self._place_of(group, event.block_hashes[-1])
+        first = last - len(event.block_hashes) + 1
+        positions = range(first, last + 1)
+        assert event.block_hashes == tuple(self.digest(stream, group, position) for position in positions)
+        assert event.parent_hash == (self.digest(stream, group, first - 1) if first else None)
+        assert list(event.token_ids) == stream_tokens(stream, first * block, positions.stop * block)
+        new = {(event.tier, group, one) for one in event.block_hashes}
+        assert not new & self._published, "stored though it was there"
+        self._published |= new
+
+    def _place_of(self, group: int, digest: bytes) -> tuple[int, int]:
+        """A stream and the position of the block with this hash."""
+        if (group, digest) not in self._places:
+            for stream in range(len(FORKS)):
+                for position in range(STREAM_TOKENS // self.sizes[group]):
+                    self._places.setdefault((group, self.digest(stream, group, position)), (stream, position))
+        return self._places[group, digest]
 
     def _check_single_flight(self) -> None:
         """One copy per CPU block at a time, and one store per GPU block."""

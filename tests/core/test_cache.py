@@ -16,6 +16,7 @@ from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing
 from aiokv.core.inflight import TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.pool import PoolCounts
 from aiokv.errors import CapacityError, ConfigError, InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys
@@ -159,7 +160,7 @@ def test_naming_never_evicts_what_the_same_request_hits() -> None:
 def test_a_request_must_make_sense(wrong: dict[str, int]) -> None:
     keys = BlockKeys(range(17), hash_block_size=4)
     with pytest.raises(UsageError):
-        AcquireRequest(**{"request_id": "r", "keys": keys, "prompt_tokens": 17, **wrong})  # type: ignore[arg-type]
+        AcquireRequest(**{"request_id": "r", "keys": keys, "prompt_tokens": 17, **wrong})  # type: ignore[arg-type]  # a table of wrong values
 
 
 def test_keys_of_another_hash_block_size_are_refused() -> None:
@@ -169,14 +170,14 @@ def test_keys_of_another_hash_block_size_are_refused() -> None:
         cache.try_acquire(AcquireRequest(request_id="r", keys=keys, prompt_tokens=17))
     with pytest.raises(UsageError, match="hash"):
         cache.placement.place(keys, group=0, positions=np.arange(2), tier=GPU)
-    assert cache.pools()[GPU]["free"] == 7
+    assert cache.snapshot().gpu.free == 7
 
 
 @pytest.mark.parametrize("wrong", [{"gpu_blocks": 1}, {"cpu_blocks": -1}, {"watermark": 1.0}, {"watermark": -0.1}])
 def test_a_cache_must_have_a_size(wrong: dict[str, float]) -> None:
     sizes = {"gpu_blocks": 8, "cpu_blocks": 8, "watermark": 0.0}
     with pytest.raises(ConfigError):
-        CacheState(FULL, **{**sizes, **wrong})  # type: ignore[arg-type]
+        CacheState(FULL, **{**sizes, **wrong})  # type: ignore[arg-type]  # a table of wrong values
 
 
 def test_the_smallest_pool_serves_one_block() -> None:
@@ -202,7 +203,7 @@ def test_without_a_cpu_tier_nothing_is_stored_or_loaded() -> None:
     h.turn()
     assert not h.queued
     assert h.letters(0)[:5] == "gggg-"
-    assert CPU not in h.cache.pools()
+    assert CPU not in h.tiers()
     with pytest.raises(UsageError):
         h.place(0, [0], tier=CPU)
     h.reset()
@@ -425,10 +426,11 @@ def test_a_lost_load_takes_both_sides_out_of_use_and_closes_the_cpu_tier() -> No
     h.submit_all()
     h.end(h.running[0], Outcome.LOST)
     h.check()
+    h.turn()
+    h.check()
     assert (first.state, second.state) == (LeaseState.READY, LeaseState.READY)
     assert first.delivered == second.delivered == Hit(prompt_tokens=17, gpu_tokens=0, cpu_tokens=0, compute_tokens=17)
-    pools = h.cache.pools()
-    assert (pools[GPU]["quarantined"], pools[CPU]["quarantined"]) == (4, 4)
+    assert (h.counts(GPU).quarantined, h.counts(CPU).quarantined) == (4, 4)
     h.confirm(first, 17)
     h.finish(first)
     h.turn()
@@ -440,15 +442,33 @@ def test_a_lost_load_takes_both_sides_out_of_use_and_closes_the_cpu_tier() -> No
     h.tear_down()
 
 
-def test_a_lost_store_takes_its_targets_out_of_use() -> None:
+def test_a_lost_cpu_tier_is_not_looked_up_any_more() -> None:
+    h = host()
+    h.place(0, range(4), tier=CPU)
+    h.place(1, range(4), tier=CPU)
+    record = h.admit(0, 17)
+    h.submit_all()
+    h.end(h.running[0], Outcome.LOST)
+    assert h.cache.is_backend_lost
+    assert h.admit(1, 17).length == 0
+    h.release(record)
+    h.check()
+    h.tear_down()
+
+
+def test_a_lost_store_takes_both_sides_out_of_use() -> None:
     h = host()
     record = h.admit(0, 17)
     h.confirm(record, 17)
     h.turn()
     h.submit_all()
     h.end(h.running[0], Outcome.LOST)
-    assert h.cache.pools()[CPU]["quarantined"] == 4
-    assert h.letters(0)[:4] == "gggg"
+    assert (h.counts(GPU).quarantined, h.counts(CPU).quarantined) == (4, 4)
+    assert h.letters(0)[:4] == "----"
+    h.check()
+    h.append(record, 4)
+    assert h.extend(record, 4) == 21, "its own blocks are still there for the request that holds them"
+    h.confirm(record, 21)
     h.check()
     h.tear_down()
 
@@ -489,6 +509,29 @@ def test_an_extension_while_claims_have_no_names_yet() -> None:
     h.check()
     slots = table(h, record)
     assert len(set(slots)) == len(slots) == 7
+    h.check()
+    h.tear_down()
+
+
+@pytest.mark.parametrize("slices", [0, 1, 9])
+def test_an_extension_that_nobody_took_is_given_back_whatever_has_a_name_already(slices: int) -> None:
+    h = host(slice_blocks=2)
+    record = h.admit(0, 10)
+    h.turn()
+    h.confirm(record, 10)
+    h.turn()
+    before, free = list(record.capacity_tokens), h.cache.snapshot()
+    h.extend(record, 30)
+    for _ in range(slices):
+        h.cache.run_slice()
+    h.undo_extend(record, before)
+    h.check()
+    h.turn()
+    assert h.counts(GPU).claimed == 0
+    assert h.counts(GPU).reserved == free.gpu.reserved
+    assert len(table(h, record)) == 3
+    assert h.extend(record, 6) == 16
+    assert len(set(table(h, record))) == 4
     h.check()
     h.tear_down()
 
@@ -591,7 +634,7 @@ def test_a_duplicate_stays_private_and_is_freed_with_its_lease() -> None:
     assert not set(mine) & set(table(h, first))
     h.check()
     h.release(second)
-    assert h.cache.pools()[GPU] == {"free": 26, "reserved": 1, "resident": 4, "quarantined": 0}
+    assert h.counts(GPU) == PoolCounts(free=26, reserved=1, resident=4, quarantined=0, evictable=0, claimed=0)
     h.tear_down()
 
 
@@ -606,7 +649,7 @@ def test_a_load_that_lands_after_the_same_block_was_computed_stays_private() -> 
     assert not set(table(h, second)) & set(table(h, first))
     h.check()
     h.release(second)
-    assert h.cache.pools()[GPU]["reserved"] == 1
+    assert h.counts(GPU).reserved == 1
     h.tear_down()
 
 
@@ -653,7 +696,7 @@ def test_a_failed_store_leaves_no_trace() -> None:
     h.submit_all()
     h.end(h.running[0], Outcome.FAILED)
     assert h.letters(0)[:4] == "gggg"
-    assert h.cache.pools()[CPU]["free"] == 32
+    assert h.counts(CPU).free == 32
     assert not record.storing
     h.check()
     h.tear_down()
@@ -715,8 +758,10 @@ def test_a_gpu_hit_touches_its_cpu_copy_or_makes_one() -> None:
     (store,) = h.queued
     assert store.positions.tolist() == [1]
     assert h.cache.counters.store_skipped_blocks[DeclineReason.ALREADY_CACHED] == 1
-    h.place(2, [5, 6], tier=CPU)
-    assert h.letters(0)[0] == "b", "the touched copy outlived two that came later"
+    other = h.admit(2, 17)
+    h.confirm(other, 17)
+    h.turn()
+    assert h.letters(0)[0] == "b", "the touched copy outlives two that came later"
     assert h.letters(1)[:2] == "--"
     h.tear_down()
 
@@ -732,6 +777,20 @@ def test_a_block_in_flight_is_not_stored_twice() -> None:
     assert not h.queued
     assert h.cache.counters.store_skipped_blocks[DeclineReason.IN_FLIGHT] == 4
     h.check()
+    h.tear_down()
+
+
+def test_a_block_whose_cpu_copy_was_evicted_is_stored_again_for_the_next_request() -> None:
+    h = host()
+    record = h.admit(0, 17)
+    h.confirm(record, 17)
+    h.end_all()
+    h.evict(0, [1, 2], tier=CPU)
+    h.admit(0, 17)
+    h.turn()
+    assert [t.positions.tolist() for t in h.queued] == [[1, 2]]
+    h.end_all()
+    assert h.letters(0)[:4] == "bbbb"
     h.tear_down()
 
 
@@ -845,7 +904,7 @@ def test_release_while_claims_have_no_names_yet() -> None:
     h.release(record)
     h.check()
     h.turn()
-    assert h.cache.pools()[GPU]["reserved"] == 0
+    assert h.counts(GPU).reserved == 0
     h.tear_down()
 
 
@@ -870,7 +929,7 @@ def test_finish_while_loading_gives_back_what_the_copy_does_not_need() -> None:
     h.finish(record)
     h.turn()
     assert not h.cache.live_leases
-    assert h.cache.pools()[GPU]["reserved"] == 4
+    assert h.counts(GPU).reserved == 4
     h.check()
     h.end_all()
     assert h.letters(0)[:4] == "bbbb"
@@ -913,7 +972,7 @@ def test_a_reset_makes_a_tier_answer_nothing_at_once_and_gives_its_slots_back(ti
     h.check()
     h.turn()
     for tier in tiers or (GPU, CPU):
-        assert h.cache.pools()[tier]["resident"] == 0
+        assert h.counts(tier).resident == 0
     h.check()
     h.tear_down()
 
@@ -1022,12 +1081,17 @@ def test_a_prompt_is_computed_anew_after_a_reset_while_its_old_blocks_are_still_
 # Placement.
 
 
-def test_placing_blocks_keeps_those_of_the_same_call_that_are_there_already() -> None:
+def test_placing_takes_free_slots_only_and_none_for_what_is_there_already() -> None:
     h = host(gpu=7, cpu=0)
     h.place(0, range(2), tier=GPU)
     h.place(1, range(4), tier=GPU)
-    h.place(0, range(5), tier=GPU)
-    assert h.letters(0)[:6] == "ggggg-"
+    before = h.cache.snapshot()
+    with pytest.raises(UsageError):
+        h.place(0, range(3), tier=GPU)
+    assert h.cache.snapshot() == before
+    h.place(0, range(2), tier=GPU)
+    h.admit(2, 16)
+    assert (h.letters(0)[:2], h.letters(1)[:4]) == ("gg", "gg--"), "placing again touches"
     h.tear_down()
 
 
@@ -1043,7 +1107,7 @@ def test_placing_more_than_fits_is_refused_even_if_some_are_there_already() -> N
 def test_placed_blocks_are_evicted_from_the_tail() -> None:
     h = host(gpu=6, cpu=0)
     h.place(0, range(4), tier=GPU)
-    h.place(1, range(2), tier=GPU)
+    h.admit(1, 8)
     assert h.letters(0)[:4] == "ggg-"
     h.tear_down()
 
@@ -1059,7 +1123,7 @@ def test_evicting_what_is_pinned_or_absent_is_refused() -> None:
     assert h.letters(0)[:3] == "gg-"
     h.release(record)
     h.evict(0, [1, 0], tier=GPU)
-    assert h.cache.pools()[GPU]["free"] == 31
+    assert h.counts(GPU).free == 31
     h.tear_down()
 
 
@@ -1145,5 +1209,5 @@ def test_equal_histories_have_equal_snapshots_and_different_ones_do_not() -> Non
 def test_a_forgotten_pin_is_a_violation() -> None:
     h = host()
     record = h.admit(0, 17)
-    record.tables[0].take_before(1, start=0)
+    record.tables[0].take_range(0, 1)
     assert h.cache.audit().violations

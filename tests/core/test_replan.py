@@ -36,6 +36,8 @@ def fail(host: Host, transfer: Transfer, outcome: Outcome = Outcome.FAILED) -> N
         host.submit(transfer)
     host.end(transfer, outcome)
     host.check()
+    host.run_slices()
+    host.check()
 
 
 def test_a_failed_load_shortens_the_prefix_and_every_later_position_gets_a_slot_of_its_own() -> None:
@@ -141,6 +143,51 @@ def test_a_second_failure_takes_the_best_prefix_without_loads() -> None:
     h.tear_down()
 
 
+def test_after_a_second_failure_nothing_is_loaded_though_it_could_be() -> None:
+    h = Host(geometry_of(SlidingWindow("window", block_size=4, window=6)), gpu_blocks=20, cpu_blocks=20)
+    h.place(0, range(6), tier=CPU)
+    record = h.admit(0, 25)
+    lengths = []
+    while record.state is LeaseState.LOADING:
+        lengths.append(record.length)
+        fail(h, load_of(h, record))
+    assert lengths == [24, 16]
+    assert record.length == 0, "the blocks of a prefix of 8 tokens are still in the CPU tier"
+    h.confirm(record, 25)
+    h.check()
+    h.tear_down()
+
+
+def test_a_new_plan_never_promises_more_than_the_old_one() -> None:
+    h = Host(geometry_of(SlidingWindow("window", block_size=4, window=6)), gpu_blocks=20, cpu_blocks=20)
+    h.place(0, [0, 1], tier=CPU)
+    record = h.admit(0, 25)
+    assert record.length == 8
+    h.place(0, [4, 5], tier=GPU)
+    fail(h, load_of(h, record))
+    assert (record.state, record.length) == (LeaseState.READY, 0)
+    h.confirm(record, 25)
+    h.check()
+    h.tear_down()
+
+
+def test_an_extension_that_nobody_took_is_given_back_after_a_new_plan() -> None:
+    h = Host(geometry_of(SlidingWindow("window", block_size=4, window=16)), gpu_blocks=20, cpu_blocks=32)
+    h.place(0, range(15), tier=CPU)
+    record = h.admit(0, 61, first_chunk=4)
+    before = list(record.capacity_tokens)
+    h.extend(record, 4)
+    fail(h, load_of(h, record))
+    assert record.length == 44
+    h.undo_extend(record, before)
+    h.end_all()
+    room = min(record.capacity_tokens)
+    assert room <= before[0]
+    h.confirm(record, room)
+    h.check()
+    h.tear_down()
+
+
 def test_the_second_plan_joins_a_load_that_is_under_way() -> None:
     h = host()
     record = reloading(h)
@@ -174,7 +221,7 @@ def test_a_request_that_fills_the_pool_survives_its_failed_load() -> None:
     h = host(gpu=6)
     h.place(0, range(4), tier=CPU)
     record = h.admit(0, 17)
-    assert h.cache.pools()[GPU]["free"] == 0
+    assert h.counts(GPU).free == 0
     fail(h, load_of(h, record))
     assert state_of(record) is LeaseState.READY
     slots = table(h, record)
@@ -200,7 +247,7 @@ def waiting(h: Host) -> tuple[LeaseRecord, LeaseRecord]:
     """Two leases in a full pool whose shared load has failed: there is room for one of them."""
     h.place(0, range(4), tier=CPU)
     first, second = h.admit(0, 17), h.admit(0, 17)
-    assert h.cache.pools()[GPU]["free"] == 0
+    assert h.counts(GPU).free == 0
     fail(h, load_of(h, first))
     return first, second
 
@@ -262,6 +309,41 @@ def test_waiting_leases_go_on_in_their_order() -> None:
     h.release(first)
     h.turn()
     assert state_of(second) is LeaseState.READY
+    h.check()
+    h.tear_down()
+
+
+def test_capacity_that_comes_while_waiting_leases_are_planned_again_is_not_missed() -> None:
+    h = host(gpu=8)
+    h.place(0, range(4), tier=CPU)
+    first, second, third = h.admit(0, 17), h.admit(0, 17), h.admit(0, 17)
+    fail(h, load_of(h, first))
+    h.cache.retry_replans()
+    assert (first.state, second.state) == (LeaseState.HELD, LeaseState.HELD)
+    h.release(third)
+    h.cache.retry_replans()
+    h.run_slices()
+    assert state_of(first) is LeaseState.READY
+    h.check()
+    h.tear_down()
+
+
+def test_a_lease_that_waits_takes_nothing_that_an_older_one_waits_for() -> None:
+    h = host(gpu=13)
+    blocker = h.admit(2, 8)
+    h.place(0, range(4), tier=CPU)
+    h.place(1, range(2), tier=CPU)
+    first, large = h.admit(0, 17), h.admit(0, 17)
+    second, small = h.admit(1, 9), h.admit(1, 9)
+    for owner in (first, second):
+        fail(h, load_of(h, owner))
+    assert [r.state.value for r in (first, large, second, small)] == ["held", "ready", "held", "ready"]
+    h.release(blocker)
+    h.turn()
+    assert (first.state, second.state) == (LeaseState.HELD, LeaseState.HELD), "two slots, and the first needs four"
+    h.release(large)
+    h.turn()
+    assert [r.state.value for r in (first, second)] == ["ready", "ready"]
     h.check()
     h.tear_down()
 
@@ -334,7 +416,7 @@ def test_a_first_chunk_with_nothing_left_of_the_prefix() -> None:
     record = h.admit(0, 61, first_chunk=8)
     fail(h, load_of(h, record))
     assert (record.state, record.length, record.capacity_tokens) == (LeaseState.READY, 0, [8])
-    assert h.cache.pools()[GPU]["reserved"] == 2
+    assert h.counts(GPU).reserved == 2
     h.confirm(record, 8)
     h.check()
     h.tear_down()

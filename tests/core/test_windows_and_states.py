@@ -151,6 +151,53 @@ def test_stores_leave_promised_slots_alone_and_count_what_they_skip() -> None:
     h.tear_down()
 
 
+def offered(h: Host) -> LeaseRecord:
+    """A lease whose confirmed blocks wait to be stored, three of them given back already."""
+    record = h.admit(0, 17)
+    h.confirm(record, 17)
+    assert held(h, record) == [3, 4]
+    return record
+
+
+def test_a_block_that_was_evicted_before_its_store_was_planned_is_not_stored() -> None:
+    h = host(window(4), gpu=6)
+    offered(h)
+    intruder = h.admit(1, 9)
+    table = h.cache.block_ids(intruder, group=0)
+    assert len(table) == 3
+    h.confirm(intruder, 9)
+    h.turn()
+    stored = [(t.owner, t.positions.tolist()) for t in h.queued]
+    assert all(positions == [3] or owner == intruder.lease_id for owner, positions in stored), stored
+    h.end_all()
+    h.check()
+    assert h.letters(0)[:4] == "---b"
+    h.tear_down()
+
+
+def test_a_block_that_moved_before_its_store_was_planned_is_not_stored_from_its_old_place() -> None:
+    h = host(window(4), gpu=20)
+    offered(h)
+    h.evict(0, [0, 1], tier=GPU)
+    h.place(1, [0, 1], tier=GPU)
+    h.place(0, [0, 1], tier=GPU)
+    h.turn()
+    assert [t.positions.tolist() for t in h.queued] == [[2, 3]]
+    h.end_all()
+    h.check()
+    h.tear_down()
+
+
+def test_within_one_release_the_tail_goes_first_over_all_groups() -> None:
+    h = host(FullAttention("full", block_size=4), FullAttention("wide", block_size=8), gpu=11, cpu=0)
+    record = h.admit(0, 24)
+    h.confirm(record, 24)
+    h.release(record)
+    h.admit(1, 8)
+    assert (h.letters(0, 0)[:6], h.letters(0, 1)[:3]) == ("ggggg-", "gg-")
+    h.tear_down()
+
+
 # Chunks.
 
 
@@ -230,7 +277,7 @@ def test_a_recurrent_group_claims_two_slots_whatever_the_prompt() -> None:
     assert working != capture
     assert 0 not in (working, capture)
     assert held(h, record) == []
-    assert h.cache.pools()[GPU]["free"] == 1
+    assert h.counts(GPU).free == 1
     h.check()
     h.tear_down()
 
@@ -320,7 +367,7 @@ def test_a_second_copy_of_a_state_stays_private() -> None:
         h.check()
     h.release(first)
     h.release(second)
-    assert h.cache.pools()[GPU]["resident"] == 1
+    assert h.counts(GPU).resident == 1
     h.tear_down()
 
 
@@ -348,7 +395,7 @@ def test_an_extension_does_not_claim_a_second_time_what_has_no_name_yet() -> Non
     h.extend(record, 8)
     h.cache.state_slots(record, group=1)
     h.check()
-    held_slots = h.cache.pools()[GPU]["reserved"]
+    held_slots = h.counts(GPU).reserved
     assert held_slots == 7 + 2
     h.tear_down()
 

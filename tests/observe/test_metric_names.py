@@ -23,6 +23,7 @@ from aiokv.observe.stats import (
     LEASE_BUCKETS,
     TRANSFER_BUCKETS,
     CancelStage,
+    Degradation,
     Invariant,
     Polls,
 )
@@ -42,7 +43,7 @@ LABELS: dict[str, tuple[type[Enum], ...]] = {
     "direction": (Direction,),
     "outcome": (Outcome,),
     "tier": (Tier,),
-    "reason": (EvictReason, DeclineReason, DeferReason),
+    "reason": (EvictReason, DeclineReason, DeferReason, Degradation),
     "how": (Closing,),
     "invariant": (Invariant,),
 }

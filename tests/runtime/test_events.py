@@ -72,8 +72,8 @@ async def test_replaying_the_events_from_empty_gives_what_the_pools_hold() -> No
         assert any(isinstance(event, BlockRemoved) for event in events)
         for event in events:
             replica.apply(event)
-        assert replica.count(Tier.GPU) == pools[Tier.GPU]["resident"]
-        assert replica.count(Tier.CPU) == pools[Tier.CPU]["resident"] == 0
+        assert replica.count(Tier.GPU) == pools[Tier.GPU].resident
+        assert replica.count(Tier.CPU) == pools[Tier.CPU].resident == 0
     await reader
 
 

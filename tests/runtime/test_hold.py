@@ -63,9 +63,9 @@ class Turns:
     def _count(self) -> tuple[int, ...]:
         pools = self._case.kv.core.pools()
         return (
-            pools[Tier.GPU]["resident"],
-            pools[Tier.GPU]["free"],
-            pools[Tier.CPU]["resident"],
+            pools[Tier.GPU].resident,
+            pools[Tier.GPU].free,
+            pools[Tier.CPU].resident,
             *self._case.kv.core.counters.evicted_blocks.values(),
             *self._case.kv.core.counters.store_skipped_blocks.values(),
         )
