@@ -241,7 +241,7 @@ class Admission:
     def _count(self, record: LeaseRecord, plan: AcquirePlan) -> None:
         counters = self._world.counters
         counters.leases_opened += 1
-        counters.count_runs(plan.switches)
+        counters.record_switches(plan.switches)
         longest = record.request.prompt_tokens - 1
         full = record.length and record.length >= longest - longest % self._world.geometry.alignment(
             record.request.align

@@ -17,7 +17,7 @@ from aiokv.model.ids import BoolArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["attribute", "source_runs"]
+__all__ = ["attribute", "count_switches"]
 
 
 def attribute(
@@ -46,7 +46,7 @@ def attribute(
     )
 
 
-def source_runs(
+def count_switches(
     geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
 ) -> int:
     """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""

@@ -97,6 +97,6 @@ class Counters:
         self.prompt_tokens[Source.CPU, phase] += hit.cpu_tokens
         self.prompt_tokens[Source.COMPUTE, phase] += hit.compute_tokens
 
-    def count_runs(self, switches: int) -> None:
+    def record_switches(self, switches: int) -> None:
         """Record how often one matched prefix switched between the tiers."""
         self.interleaved_runs[min(switches, INTERLEAVED_RUNS_CAP)] += 1

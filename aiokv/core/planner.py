@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiokv.core.attribution import attribute, source_runs
+from aiokv.core.attribution import attribute, count_switches
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
@@ -104,7 +104,7 @@ def _plan(
     loads = [group.is_loaded for group in groups]
     covered = [(r.start, r.stop) for r in (covered_range(geometry, i, length) for i in range(len(groups)))]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    switches = source_runs(geometry, length=length, loads=loads, covered=covered)
+    switches = count_switches(geometry, length=length, loads=loads, covered=covered)
     return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
 
 

@@ -26,13 +26,13 @@ from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
 from aiokv.runtime.backend_choice import choose_backend, describe_runtime, plan_layout
-from aiokv.runtime.closing import Closing
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.event_stream import EventStream
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
+from aiokv.runtime.shutdown import Shutdown
 
 __all__ = ["Fence", "KVRuntime"]
 
@@ -46,7 +46,7 @@ class KVRuntime:
     opened it.
     """
 
-    __slots__ = ("_arenas", "_closing", "_config", "_offloader", "_opened", "collector")
+    __slots__ = ("_arenas", "_config", "_offloader", "_opened", "_shutdown", "collector")
 
     def __init__(self, config: RuntimeConfig, *, arenas: Mapping[str, Sequence[object]] | None = None) -> None:
         if not isinstance(config, RuntimeConfig):
@@ -56,7 +56,7 @@ class KVRuntime:
         self._config = config
         self._arenas = dict(arenas or {})
         self._offloader: Offloader | None = None
-        self._closing: Closing | None = None
+        self._shutdown: Shutdown | None = None
         self._opened = False
         self.collector = Collector()
         """A prometheus_client collector: register it where the host wants its metrics."""
@@ -79,19 +79,19 @@ class KVRuntime:
         await anyio.to_thread.run_sync(core.warm)
         await Opening(backend, layout).run()
         offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
-        self._closing = Closing(offloader)
+        self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
 
     async def aclose(self) -> None:
         """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""
-        if self._closing is not None:
-            await self._closing.close(grace_s=self._config.close_grace_s)
+        if self._shutdown is not None:
+            await self._shutdown.close(grace_s=self._config.close_grace_s)
 
     def close(self) -> None:
         """Finish what a dead loop left: waits a few seconds for running copies, then frees or leaks. Idempotent."""
-        if self._closing is not None:
-            self._closing.close_now()
+        if self._shutdown is not None:
+            self._shutdown.close_now()
 
     async def __aenter__(self) -> Self:
         await self.open()

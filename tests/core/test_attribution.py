@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aiokv.core.attribution import attribute, source_runs
+from aiokv.core.attribution import attribute, count_switches
 from aiokv.model.ids import BoolArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
@@ -36,7 +36,7 @@ def test_one_full_group_counts_each_block_by_its_tier(letters: str, gpu: int, cp
     geometry, length, covered = geometry_of(FULL), 16 * len(letters), [(0, len(letters))]
     sources = attribute(geometry, num_tokens=83, length=length, loads=[loads(letters)], covered=covered)
     assert sources == hit(83, gpu=gpu, cpu=cpu)
-    assert source_runs(geometry, length=length, loads=[loads(letters)], covered=covered) == switches
+    assert count_switches(geometry, length=length, loads=[loads(letters)], covered=covered) == switches
 
 
 def test_a_token_is_cpu_if_any_group_loads_its_block() -> None:
@@ -51,7 +51,7 @@ def test_groups_with_larger_blocks_load_all_their_tokens() -> None:
     given = [loads("gggggggg"), loads("gc")]
     sources = attribute(geometry, num_tokens=200, length=128, loads=given, covered=[(0, 8), (0, 2)])
     assert sources == hit(200, gpu=64, cpu=64)
-    assert source_runs(geometry, length=128, loads=given, covered=[(0, 8), (0, 2)]) == 1
+    assert count_switches(geometry, length=128, loads=given, covered=[(0, 8), (0, 2)]) == 1
 
 
 @pytest.mark.parametrize(("letters", "gpu", "cpu"), [("---cg", 16, 64), ("---gc", 64, 16), ("---cc", 0, 80)])
@@ -106,5 +106,5 @@ def test_an_empty_range_may_stand_anywhere() -> None:
 def test_the_rows_given_are_left_as_they_are() -> None:
     row = loads("---cg")
     attribute(geometry_of(WINDOW), num_tokens=81, length=80, loads=[row], covered=[(3, 5)])
-    assert source_runs(geometry_of(WINDOW), length=80, loads=[row], covered=[(3, 5)]) == 1
+    assert count_switches(geometry_of(WINDOW), length=80, loads=[row], covered=[(3, 5)]) == 1
     assert row.tolist() == [False, False, False, True, False]

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiokv.core.attribution import attribute, source_runs
+from aiokv.core.attribution import attribute, count_switches
 from aiokv.core.coverage import covered_range
 from aiokv.core.lookup import find_residency, longest_valid
 from aiokv.errors import ConfigError
@@ -214,7 +214,7 @@ def test_attribution_equals_the_oracle() -> None:
         hit = attribute(geometry, num_tokens=case.num_tokens, length=length, loads=loads, covered=covered)
         assert hit == totals(sources)
         switches = sum(a != b for a, b in pairwise(sources[:length]))
-        assert source_runs(geometry, length=length, loads=loads, covered=covered) == switches
+        assert count_switches(geometry, length=length, loads=loads, covered=covered) == switches
         seen["cpu"] += hit.cpu_tokens > 0
         seen["interleaved"] += switches > 1
         seen["skipped by all"] += length > 0 and min(r.start for r in ranges) > 0

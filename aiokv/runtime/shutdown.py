@@ -17,7 +17,7 @@ import anyio.to_thread
 from aiokv.model.plan import Outcome
 from aiokv.runtime.offload import Offloader
 
-__all__ = ["Closing"]
+__all__ = ["Shutdown"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _SYNC_GRACE_S: Final = 5.0
 
 
 @final
-class Closing:
+class Shutdown:
     """The end of one runtime, at most once, however many ask for it."""
 
     __slots__ = ("_is_closed", "_offloader", "_task")
