@@ -71,7 +71,8 @@ class Placement:
         step = self._world.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if len(positions) and not (0 <= positions[0] and positions[-1] < blocks):
-            raise UsageError(f"blocks {reprlib.repr(positions.tolist())} are not among the {blocks} full blocks of the prompt")
+            named = reprlib.repr(positions.tolist())
+            raise UsageError(f"blocks {named} are not among the {blocks} full blocks of the prompt")
         return digests_at(keys, step=step, positions=positions)
 
     def _pool(self, tier: Tier) -> Pool:
