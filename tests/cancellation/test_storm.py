@@ -16,9 +16,10 @@ from typing import Any, Final, final
 import anyio
 import pytest
 
-from aiokv import AcquireTimeout, Lease, Tier
+from aiokv import AcquireTimeout, CacheGeometry, Lease, Tier
 from aiokv.core.counters import Source
-from tests.runtime.support import BLOCK, GROUP, Case, assert_all_given_back, opened, prompt, turns
+from aiokv.runtime.acquire import RequestOptions
+from tests.runtime.support import BLOCK, GEOMETRY, GROUP, HYBRID, Case, assert_all_given_back, opened, prompt, turns
 
 REQUESTS: Final = 400
 AT_ONCE: Final = 24
@@ -129,13 +130,17 @@ class Storm:
 
     @asynccontextmanager
     async def _leased(self, name: str, token_ids: list[int]) -> AsyncIterator[Lease]:
-        priority = self._random.randrange(3)
+        options: RequestOptions = {
+            "priority": self._random.randrange(3),
+            "reserve_tokens": self._random.choice((0, 0, BLOCK)),
+            "align": self._random.choice((1, 1, 2 * BLOCK)),
+        }
         timeout = self._random.choice((None, None, 30.0, 0.0))
         if self._random.random() < 0.5:
-            async with self._case.kv.acquire(name, token_ids, priority=priority, timeout=timeout) as lease:
+            async with self._case.kv.acquire(name, token_ids, timeout=timeout, **options) as lease:
                 yield lease
             return
-        lease = await self._case.kv.admit(name, token_ids, priority=priority, timeout=timeout)
+        lease = await self._case.kv.admit(name, token_ids, timeout=timeout, **options)
         try:
             await lease.ready()
             yield lease
@@ -156,15 +161,16 @@ class Storm:
             assert not set(table) & filled
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_a_storm_leaves_nothing_behind(seed: int) -> None:
+@pytest.mark.parametrize(("geometry", "gpu_blocks"), [(GEOMETRY, 25), (HYBRID, 41)], ids=["one group", "two groups"])
+@pytest.mark.parametrize("seed", range(2))
+async def test_a_storm_leaves_nothing_behind(seed: int, geometry: CacheGeometry, gpu_blocks: int) -> None:
     asyncio.get_running_loop().set_debug(False)
-    async with opened(gpu_blocks=25, cpu_blocks=30, watermark=0.1) as case:
+    async with opened(gpu_blocks=gpu_blocks, cpu_blocks=60, watermark=0.1, geometry=geometry) as case:
         storm = Storm(case, seed=seed)
         results = await asyncio.wait_for(storm.run(), 50.0)
         assert results == [None] * REQUESTS
         assert storm.seen["ended"] == REQUESTS
-        enough = {"granted": 150, "loaded": 20, "failed copies": 30, "planned again": 3, "extended": 20}
+        enough = {"granted": 150, "loaded": 10, "failed copies": 30, "planned again": 1, "extended": 20}
         enough |= {
             "CancelledError": 20,
             "AcquireTimeout": 10,

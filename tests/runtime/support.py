@@ -107,9 +107,9 @@ async def finish_copies(case: Case) -> None:
 
 
 @cache
-def whole_pool(gpu_blocks: int) -> BlockKeys:
-    """A prompt that needs every block of a pool for one group, hashed already."""
-    keys = BlockKeys(prompt(gpu_blocks - 1, seed=400, extra=0), hash_block_size=BLOCK, salt="the whole pool")
+def whole_pool(blocks: int) -> BlockKeys:
+    """A prompt of so many blocks, hashed already."""
+    keys = BlockKeys(prompt(blocks, seed=400, extra=0), hash_block_size=BLOCK, salt="the whole pool")
     keys.hash_more(keys.num_blocks)
     return keys
 
@@ -118,7 +118,8 @@ async def assert_all_given_back(case: Case) -> None:
     """Invariant 12: no pins, nothing reserved, and one request can have the whole pool."""
     await finish_copies(case)
     assert_nothing_held(case.kv)
-    whole = whole_pool(case.kv.config.gpu_blocks)
+    config = case.kv.config
+    whole = whole_pool((config.gpu_blocks - 1) // len(config.geometry.groups))
     async with case.kv.acquire("the whole pool", whole, timeout=10.0) as lease:
         assert lease.capacity_tokens == whole.num_tokens
     await finish_copies(case)
