@@ -2,12 +2,14 @@
 
 Duty: say which slots were released longest ago, for whole batches of slots.
 
-Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile. No call does more
+Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile; what is pushed at
+the cold end goes before all that is queued. No call does more
 than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing is allocated later.
 
-State: positions are absolute and count from 1; position p lies at `ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is
-the position of a slot, 0 if it is not queued. **The entry at p is live iff `seat[ring[p % R]] == p`.** Dropping a slot
-only clears its seat: the dead entry stays until `pop`, a trim or a compaction passes it.
+State: positions are absolute and start far above 0, as the cold end may grow downwards; position p lies at
+`ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is the position of a slot, 0 if it is not queued. **The entry at p is
+live iff `seat[ring[p % R]] == p`.** Dropping a slot only clears its seat: the dead entry stays until `pop`, a trim or a
+compaction passes it.
 
     head        packed        reader          tail
       |  packed  |  gap, dead   |  not yet read |        (without a pass: packed = reader = head)
@@ -24,7 +26,8 @@ most `C + s` entries remain: one for each slot at its beginning, and those pushe
 holds again. If not, m > C - s and another pass begins, with the `4m - (2C - 3s)` steps that are left: for s <= C/2
 these are at least C + s, so it ends at once and leaves live entries only (these and the m new ones are at most C); for
 s > C/2 its unread entries are, after the push, at most `C + s + m - 4m + 2C - 3s < 2C - 3m`, as claimed. (4) Pops and
-trims only move the head on, and where no entry is dead `used + m <= C`.
+trims only move the head on, and where no entry is dead `used + m <= C`. (5) A push of m at the cold end runs the same
+steps and lays its entries before the head, where nothing is read again: they count in `used` and in s as others do.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from aiokv.model.ids import BoolArray, IntArray, SlotArray
 
 __all__ = ["EvictionQueue"]
 
+_FIRST: Final = 1 << 48
 _STEPS_PER_ENTRY: Final = 4
 _SPARE_STEPS: Final = 64
 _MIN_SCAN: Final = 64
@@ -58,12 +62,12 @@ class EvictionQueue:
         self._size = 3 * capacity
         self._ring: SlotArray = np.empty(self._size, dtype=np.int32)
         self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
-        self._head = 1
-        self._tail = 1
+        self._head = _FIRST
+        self._tail = _FIRST
         self._live = 0
         self._passing = False
-        self._packed = 1
-        self._reader = 1
+        self._packed = _FIRST
+        self._reader = _FIRST
 
     def __len__(self) -> int:
         """How many slots are queued."""
@@ -85,14 +89,22 @@ class EvictionQueue:
     def push(self, slots: AnySlots) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
         m = len(slots)
-        if self._live == self.used:
-            self._passing = False  # no dead entry, so no gap either
-        else:
-            self._trim(m + _SPARE_STEPS)
-            self._compact(m)
+        self._make_room(m)
         self._write(self._tail, slots)
         self._tail += m
         self._live += m
+
+    def push_coldest(self, slots: AnySlots) -> None:
+        """Queue `slots` (distinct, none queued) at the cold end; the first of them is evicted first of all."""
+        m = len(slots)
+        self._make_room(m)
+        self._head -= m
+        self._write(self._head, slots)
+        self._live += m
+
+    def trim(self, scan_limit: int) -> None:
+        """Pass up to `scan_limit` dead entries at the cold end: the order stays, `peek` need not look at them."""
+        self._trim(scan_limit)
 
     def renew(self, slots: AnySlots) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
@@ -155,6 +167,14 @@ class EvictionQueue:
         if not self._head <= self._tail <= self._head + self._size:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
+
+    def _make_room(self, m: int) -> None:
+        """Before `m` entries are pushed: pass and compact dead ones."""
+        if self._live == self.used:
+            self._passing = False  # no dead entry, so no gap either
+        else:
+            self._trim(m + _SPARE_STEPS)
+            self._compact(m)
 
     def _write(self, position: int, slots: AnySlots) -> None:
         """Seat `slots` at `position` and behind it."""
