@@ -33,6 +33,12 @@ class NaiveQueue:
             assert slot not in self.order
             self.order[slot] = None
 
+    def push_coldest(self, slots: list[int]) -> None:
+        for slot in reversed(slots):
+            assert slot not in self.order
+            self.order[slot] = None
+            self.order.move_to_end(slot, last=False)
+
     def drop(self, slots: list[int]) -> None:
         for slot in slots:
             del self.order[slot]
@@ -83,6 +89,34 @@ def test_renewing_every_slot_again_and_again_keeps_the_order() -> None:
         assert queue.check_invariants() == []
 
 
+def test_what_is_pushed_at_the_cold_end_leaves_first() -> None:
+    queue = EvictionQueue(8)
+    queue.push(array([0, 1, 2, 3]))
+    assert queue.pop(2, NO_LIMIT).tolist() == [0, 1]
+    queue.push_coldest(array([0, 1]))
+    queue.push_coldest(array([6]))
+    assert queue.pop(8, NO_LIMIT).tolist() == [6, 0, 1, 2, 3]
+
+
+def test_pushing_at_the_cold_end_again_and_again_keeps_the_order() -> None:
+    queue = EvictionQueue(5)
+    queue.push(array([0, 1, 2, 3, 4]))
+    for _ in range(200):
+        queue.drop(array([1, 2]))
+        queue.push_coldest(array([1, 2]))
+        assert queue.peek(5, NO_LIMIT).tolist() == [1, 2, 0, 3, 4]
+        assert queue.check_invariants() == []
+    assert queue.used <= 15
+
+
+def test_a_trim_lets_peek_begin_behind_dead_entries() -> None:
+    queue = EvictionQueue(1000)
+    queue.push(np.arange(1000, dtype=np.int32))
+    queue.drop(np.arange(500, dtype=np.int32))
+    queue.trim(600)
+    assert queue.peek(10, 10).tolist() == list(range(500, 510))
+
+
 def test_peek_changes_nothing() -> None:
     queue = EvictionQueue(8)
     queue.push(array([3, 4, 5]))
@@ -122,11 +156,17 @@ def test_any_sequence_of_calls_keeps_the_order(data: st.DataObject, capacity: in
     for _ in range(data.draw(st.integers(1, 25))):
         queued = list(naive.order)
         idle = sorted(set(range(capacity)) - set(queued))
-        match data.draw(st.sampled_from(["push", "push", "drop", "renew", "pop"])):
+        match data.draw(st.sampled_from(["push", "push", "push coldest", "drop", "renew", "trim", "pop"])):
             case "push":
                 slots = data.draw(st.permutations(idle))[: data.draw(st.integers(0, capacity))]
                 queue.push(array(slots))
                 naive.push(slots)
+            case "push coldest":
+                slots = data.draw(st.permutations(idle))[: data.draw(st.integers(0, capacity))]
+                queue.push_coldest(array(slots))
+                naive.push_coldest(slots)
+            case "trim":
+                queue.trim(data.draw(st.integers(0, capacity)))
             case "drop":
                 slots = data.draw(st.permutations(queued))[: data.draw(st.integers(0, capacity))]
                 queue.drop(array(slots))
@@ -171,8 +211,11 @@ def test_a_large_ring_never_overflows_and_keeps_the_order(kind: str, seed: int) 
             naive.drop(hot)
         idle = sorted(set(range(capacity)) - set(naive.order))
         back = generator.sample(idle, min(size, len(idle)))
-        queue.push(array(back))
-        naive.push(back)
+        cold = back[: generator.choice([0, 0, 0, len(back) // 3, len(back)])]
+        queue.push_coldest(array(cold))
+        naive.push_coldest(cold)
+        queue.push(array(back[len(cold) :]))
+        naive.push(back[len(cold) :])
         if generator.random() < 0.1:
             n, limit = generator.randint(0, 50), generator.choice([7, 100, NO_LIMIT])
             taken = queue.pop(n, limit).tolist()

@@ -88,6 +88,12 @@ class Model:
             del self.order[slot]
             self.free.append(slot)
 
+    def unpin_coldest(self, slots: list[int]) -> None:
+        before = list(self.order)
+        self.unpin(slots)
+        for slot in before:
+            self.order.move_to_end(slot)
+
     def unpin(self, slots: list[int]) -> None:
         for slot in slots:
             self.pins[slot] -= 1
@@ -222,6 +228,16 @@ class PoolMachine(RuleBasedStateMachine):
         slots = self.some(data, self.pinned())
         self.pool.unpin(array(slots))
         self.model.unpin(slots)
+
+    @rule(data=st.data())
+    def unpin_coldest(self, data: st.DataObject) -> None:
+        slots = self.some(data, self.pinned())
+        self.pool.unpin_coldest(array(slots))
+        self.model.unpin_coldest(slots)
+
+    @rule(limit=st.integers(0, CAPACITY))
+    def trim(self, limit: int) -> None:
+        self.pool.trim(limit)
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:
