@@ -8,7 +8,7 @@ Rules
 - The target is the larger of a fraction of the GPU pool and of the most slots that one recent admission has claimed (it
   fades by an eighth with every admission after); at most 16,384, what one walk can look at, and at most the CPU tier.
 - Every walk begins at the cold end anew and holds no place in the queue, so blocks may move under it. A stored block
-  goes back to the cold end, unless a request has hit it meanwhile: copying a block does not make it recent.
+  returns to its place, unless a request has hit it meanwhile: copying a block does not make it recent.
 - Walks follow from what others do to the GPU pool or to the CPU tier, never from the end of a store; so a store that
   fails is tried again with the next activity, and a drain ends.
 - A walk covers a quarter more than the target and is due again when that may be used up, or with the next change if it

@@ -176,7 +176,7 @@ class Pool:
             self._require(self._queue.is_queued(idle), idle)
             if len(idle) > self.available:
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            self._queue.drop(idle)
+            self._queue.lift(idle)
         self._pins[at] = pins + _ONE
 
     def unpin(self, slots: AnySlots) -> None:
@@ -187,9 +187,9 @@ class Pool:
         if len(idle := self._drop_pins(slots)):
             self._queue.push(self._free_keyless(idle))
 
-    def unpin_coldest(self, slots: AnySlots) -> None:
-        """Like `unpin`, but what becomes evictable goes before all others: it was there when it was pinned."""
-        self._queue.push_coldest(self._free_keyless(self._drop_pins(slots)))
+    def unpin_in_place(self, slots: AnySlots) -> None:
+        """Like `unpin`, but what becomes evictable returns to where it was pinned, or goes first if that has gone."""
+        self._queue.restore(self._free_keyless(self._drop_pins(slots)))
 
     def touch(self, slots: AnySlots) -> None:
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""

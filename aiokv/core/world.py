@@ -208,7 +208,7 @@ class World:
         self.inflight.unmark(transfer, start=start, stop=stop)
         if transfer.use is SourceUse.COLD:
             was_used = self.inflight.was_used(slots)
-            self.gpu.unpin_coldest(slots[~was_used])
+            self.gpu.unpin_in_place(slots[~was_used])
             slots = slots[was_used]
             self.capacity_generation += 1
         self.unpin_gpu(slots)
