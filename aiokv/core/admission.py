@@ -12,14 +12,15 @@ from typing import final
 
 import numpy as np
 
+from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.counters import Closing, LookupResult, Phase
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
-from aiokv.core.lease_table import AcquireRequest, Epochs, GroupShare, LeaseEvent, LeaseRecord, LeaseState
+from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
 from aiokv.core.slices import Job
-from aiokv.core.stores import Stores
+from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
 from aiokv.errors import CapacityError
 from aiokv.model.ids import Direction
@@ -34,7 +35,7 @@ class Admission:
 
     __slots__ = ("_stores", "_world")
 
-    def __init__(self, world: World, *, stores: Stores) -> None:
+    def __init__(self, world: World, *, stores: Strategy) -> None:
         self._world = world
         self._stores = stores
 
@@ -130,7 +131,7 @@ class Admission:
     def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
         world = self._world
         record = _new_record(world, request, plan=plan)
-        world.gpu.pin(plan.hit_slots)
+        world.pin_hits(plan.hit_slots)
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(plan.claims)
@@ -145,7 +146,7 @@ class Admission:
         if not record.waiting:
             self.attribute(record)
         world.slices.start(self.naming_job(record))
-        self._stores.offer_hits(record, plan)
+        self._stores.admitted(record, plan)
         return record
 
     def start_loads(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
@@ -158,9 +159,7 @@ class Admission:
             transfer = Transfer(
                 transfer_id=world.inflight.next_id(),
                 direction=Direction.LOAD,
-                group=index,
-                keys=record.keys,
-                positions=plan.load_positions,
+                names=KeyedBlocks(keys=record.keys, group=index, positions=plan.load_positions),
                 sources=plan.load_sources,
                 targets=None,
                 owner=record.lease_id,
@@ -272,5 +271,5 @@ def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> 
         length=plan.length,
         hit=plan.hit,
         groups=shares,
-        epochs=Epochs(world.gpu.epoch, world.cpu.epoch if world.cpu is not None else 0),
+        epochs=world.epochs,
     )

@@ -27,7 +27,8 @@ from aiokv.core.placement import Placement
 from aiokv.core.pool_values import PoolCounts
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
-from aiokv.core.stores import Stores
+from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
+from aiokv.core.store_queue import StoreQueue
 from aiokv.core.world import SCAN_LIMIT, Outbox, World
 from aiokv.errors import ConfigError, LeaseReleased
 from aiokv.model.ids import Direction, SlotArray, Tier
@@ -45,10 +46,11 @@ class CacheState:
     """Pools, leases and transfers of one model on one machine.
 
     `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool
-    that admissions keep free while another lease is held; sliced work does `slice_blocks` blocks at a time.
+    that admissions keep free while another lease is held; `stores` says what is copied to the CPU tier and when;
+    sliced work does `slice_blocks` blocks at a time.
     """
 
-    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_stores", "_world", "placement")
+    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_store_queue", "_stores", "_world", "placement")
 
     def __init__(
         self,
@@ -58,6 +60,7 @@ class CacheState:
         cpu_blocks: int = 0,
         watermark: float = 0.0,
         slice_blocks: int = SLICE_BLOCKS,
+        stores: StoreSettings = EAGER_STORES,
     ) -> None:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
@@ -68,7 +71,8 @@ class CacheState:
             watermark=watermark,
             slice_blocks=slice_blocks,
         )
-        self._stores = Stores(self._world)
+        self._store_queue = StoreQueue(self._world)
+        self._stores = choose_strategy(stores, world=self._world, queue=self._store_queue)
         self._admission = Admission(self._world, stores=self._stores)
         self._room = Room(self._world, admission=self._admission)
         self._loads = Loads(self._world, admission=self._admission)
@@ -103,7 +107,7 @@ class CacheState:
     @property
     def has_work(self) -> bool:
         """Whether sliced work is left."""
-        return len(self._world.slices) > 0
+        return len(self._world.slices) > 0 or self._stores.is_due
 
     @property
     def unfinished_transfers(self) -> int:
@@ -231,7 +235,7 @@ class CacheState:
         self.counters.transferred_blocks[transfer.direction, outcome] += blocks
         if outcome is Outcome.LOST:
             self._world.is_backend_lost = True
-        kind = self._loads if transfer.direction is Direction.LOAD else self._stores
+        kind = self._loads if transfer.direction is Direction.LOAD else self._store_queue
         self._world.slices.start(kind.complete(transfer, outcome))
 
     def lose_backend(self) -> None:
@@ -244,11 +248,13 @@ class CacheState:
 
     def run_slice(self) -> bool:
         """Run one slice of pending work; True while some is left."""
-        return self._world.slices.step()
+        if self._stores.is_due:
+            self._world.slices.append(self._stores.work())
+        return self._world.slices.step() or self._stores.is_due
 
     def run_slices(self) -> None:
         """Run all pending work, for hosts without an event loop to protect."""
-        while self._world.slices.step():
+        while self.run_slice():
             pass
 
     def reset(self, tiers: Sequence[Tier] = (Tier.GPU, Tier.CPU)) -> None:
@@ -259,6 +265,7 @@ class CacheState:
                 self.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
                 pool.bump_epoch()
                 self._world.events.cleared(tier)
+                self._world.note_moves(pool.capacity)
                 self._world.slices.append(self._sweeping(tier))
 
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:

@@ -14,10 +14,12 @@ from typing import final
 import numpy as np
 
 from aiokv.core.admission import Admission
+from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.coverage import coverage_start
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.offers import Offer
 from aiokv.core.slices import Job
-from aiokv.core.stores import Offer, Stores
+from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
@@ -31,7 +33,7 @@ class Confirms:
 
     __slots__ = ("_admission", "_stores", "_world")
 
-    def __init__(self, world: World, *, admission: Admission, stores: Stores) -> None:
+    def __init__(self, world: World, *, admission: Admission, stores: Strategy) -> None:
         self._world = world
         self._admission = admission
         self._stores = stores
@@ -129,7 +131,8 @@ class Confirms:
             return
         world = self._world
         slots = record.tables[index].view()[positions]
-        is_new = world.register(Tier.GPU, slots, keys=record.keys, group=index, positions=positions)
+        blocks = KeyedBlocks(keys=record.keys, group=index, positions=positions)
+        is_new = world.register(Tier.GPU, slots, blocks=blocks)
         self._stores.offer(
             Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=record.after)
         )

@@ -7,7 +7,8 @@ Rules
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot whether a store reads it. Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
+GPU slot whether a store reads it, and whether a request has used it since that was planned. Transitions:
+QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, TypedDict, final
+from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, Direction, IntArray, SlotArray, Tier
-from aiokv.model.keys import BlockKeys
+from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
 
-__all__ = ["InflightTable", "Transfer", "TransferEvent", "TransferState", "digests_at"]
+__all__ = ["NOBODY", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
+
+NOBODY: Final = 0
+"""The owner of a transfer that no lease asked for; lease ids start at 1."""
 
 
 class TransferState(Enum):
@@ -57,39 +61,49 @@ _NEXT: Final = {
 }
 
 
-class BlockNames(TypedDict):
-    """Blocks by what they hold: positions of a request's keys, in one group."""
+class SourceUse(Enum):
+    """What the sources of a transfer were when it was planned, and so where they return to in the eviction order."""
 
-    keys: BlockKeys
-    group: int
-    positions: IntArray
+    USED = "of a request"
+    COLD = "next to be evicted"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
-    """One batch of copies of one group. Positions are block positions of `keys`, ascending, one per copy."""
+    """One batch of copies of one group: `names` says what each copy brings, the head of a prefix before its tail."""
 
     transfer_id: int
     direction: Direction
-    group: int
-    keys: BlockKeys
-    positions: IntArray
+    names: BlockNames
     sources: SlotArray
     targets: SlotArray | None
     owner: int
     gpu_epoch: int
     cpu_epoch: int
     after: object = None
+    use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
 
     def __post_init__(self) -> None:
-        self.open_copies = len(self.positions)
+        self.open_copies = len(self.names)
 
     def __len__(self) -> int:
-        return len(self.positions)
+        return len(self.names)
+
+    @property
+    def group(self) -> int:
+        """The group of its blocks."""
+        return self.names.group
+
+    @property
+    def positions(self) -> IntArray:
+        """Block positions, ascending, one per copy; `UsageError` for blocks that are named by their hashes alone."""
+        if isinstance(self.names, HashedBlocks):
+            raise UsageError(f"the blocks of transfer {self.transfer_id} have no positions")
+        return self.names.positions
 
     @property
     def bound_targets(self) -> SlotArray:
@@ -107,7 +121,7 @@ class Transfer:
 
     def blocks(self, start: int, stop: int) -> BlockNames:
         """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""
-        return {"keys": self.keys, "group": self.group, "positions": self.positions[start:stop]}
+        return self.names.select(slice(start, stop))
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
@@ -118,20 +132,11 @@ class Transfer:
             raise InvalidTransition(name, state=self.state.value, event=event.value) from None
 
 
-def digests_at(keys: BlockKeys, *, step: int, positions: IntArray) -> DigestArray:
-    """Hashes of the blocks at ascending `positions`, blocks of `step` hash blocks each."""
-    if not len(positions):
-        return np.zeros((0, DIGEST_WORDS), np.uint64)
-    first = int(positions[0])
-    rows = keys.digests(step, first, int(positions[-1]) + 1)
-    return rows if len(rows) == len(positions) else rows[positions - first]
-
-
 @final
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_is_storing", "_loading_id", "_loading_target", "_next_id", "_transfers")
+    __slots__ = ("_is_storing", "_loading_id", "_loading_target", "_next_id", "_transfers", "_was_used")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
@@ -139,6 +144,7 @@ class InflightTable:
         self._loading_id = np.zeros(cpu_slots, np.int64)
         self._loading_target = np.zeros(cpu_slots, np.int32)
         self._is_storing = np.zeros(gpu_slots, np.bool_)
+        self._was_used = np.zeros(gpu_slots, np.bool_)
 
     def __len__(self) -> int:
         return len(self._transfers)
@@ -158,6 +164,7 @@ class InflightTable:
             self._loading_id[transfer.sources] = transfer.transfer_id
         else:
             self._is_storing[transfer.sources] = True
+            self._was_used[transfer.sources] = transfer.use is SourceUse.USED
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
         """Name the targets of a queued load."""
@@ -201,6 +208,14 @@ class InflightTable:
     def loading_targets(self, cpu_slots: SlotArray) -> SlotArray:
         """Per CPU slot the GPU slot that its load writes; meaningful where a load with named targets reads it."""
         return self._loading_target[cpu_slots]
+
+    def note_use(self, gpu_slots: SlotArray) -> None:
+        """A request has hit these slots: they are recent, whatever a store that reads them took them for."""
+        self._was_used[gpu_slots] = True
+
+    def was_used(self, gpu_slots: SlotArray) -> BoolArray:
+        """Per source of an unfinished store, whether it was of a request when planned or has been hit since."""
+        return self._was_used[gpu_slots]
 
     def is_storing(self, gpu_slots: SlotArray) -> BoolArray:
         """Per GPU slot, whether a store reads it."""

@@ -65,7 +65,7 @@ class Loads:
         for stop in range(len(transfer), 0, -self._world.slice_blocks):
             start = max(stop - self._world.slice_blocks, 0)
             if outcome is Outcome.OK and world.may_copy(transfer):
-                world.register(Tier.GPU, targets[start:stop], **transfer.blocks(start, stop))
+                world.register(Tier.GPU, targets[start:stop], blocks=transfer.blocks(start, stop))
             if outcome is Outcome.LOST:
                 world.quarantine(transfer, start=start, stop=stop)
             world.end_copies(transfer, start=start, stop=stop)
@@ -176,7 +176,7 @@ class Loads:
         world = self._world
         if gives_back_first:
             self._drop(changes)
-        world.gpu.pin(np.concatenate([change.fresh_slots for change in changes]))
+        world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(sum(change.claims for change in changes))

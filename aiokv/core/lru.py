@@ -2,12 +2,14 @@
 
 Duty: say which slots were released longest ago, for whole batches of slots.
 
-Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile. No call does more
-than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing is allocated later.
+Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile; a slot that was
+lifted out may return to its place, or to the cold end once a trim or a compaction has passed that place. No call does
+more than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing grows later.
 
-State: positions are absolute and count from 1; position p lies at `ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is
-the position of a slot, 0 if it is not queued. **The entry at p is live iff `seat[ring[p % R]] == p`.** Dropping a slot
-only clears its seat: the dead entry stays until `pop`, a trim or a compaction passes it.
+State: positions are absolute and start far above 0, as the cold end may grow downwards; position p lies at
+`ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is the position of a slot, 0 if it is not queued, `-p` if it was
+lifted from p. **The entry at p is live iff `seat[ring[p % R]] == p`.** Dropping or lifting a slot only changes its
+seat: the dead entry stays until `pop`, a trim or a compaction passes it.
 
     head        packed        reader          tail
       |  packed  |  gap, dead   |  not yet read |        (without a pass: packed = reader = head)
@@ -24,7 +26,10 @@ most `C + s` entries remain: one for each slot at its beginning, and those pushe
 holds again. If not, m > C - s and another pass begins, with the `4m - (2C - 3s)` steps that are left: for s <= C/2
 these are at least C + s, so it ends at once and leaves live entries only (these and the m new ones are at most C); for
 s > C/2 its unread entries are, after the push, at most `C + s + m - 4m + 2C - 3s < 2C - 3m`, as claimed. (4) Pops and
-trims only move the head on, and where no entry is dead `used + m <= C`.
+trims only move the head on, and where no entry is dead `used + m <= C`. (5) Slots
+that return are counted like a push of m, which lays those whose place has gone before the head. The others take no new
+entry; the head falls back for them only without a pass and only to `tail - 2C + m`, so `used <= 2C` holds. Between an
+old place and the head all entries are dead, as their slots sit elsewhere, and their ring cells were not reused.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from aiokv.model.ids import BoolArray, IntArray, SlotArray
 
 __all__ = ["EvictionQueue"]
 
+_FIRST: Final = 1 << 48
 _STEPS_PER_ENTRY: Final = 4
 _SPARE_STEPS: Final = 64
 _MIN_SCAN: Final = 64
@@ -58,12 +64,12 @@ class EvictionQueue:
         self._size = 3 * capacity
         self._ring: SlotArray = np.empty(self._size, dtype=np.int32)
         self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
-        self._head = 1
-        self._tail = 1
+        self._head = _FIRST
+        self._tail = _FIRST
         self._live = 0
         self._passing = False
-        self._packed = 1
-        self._reader = 1
+        self._packed = _FIRST
+        self._reader = _FIRST
 
     def __len__(self) -> int:
         """How many slots are queued."""
@@ -76,23 +82,45 @@ class EvictionQueue:
 
     def is_queued(self, slots: AnySlots) -> BoolArray:
         """Which of `slots` are queued."""
-        return np.not_equal(self._seat.take(slots), 0)
+        return np.greater(self._seat.take(slots), 0)
 
     def queued_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` are queued."""
-        return np.not_equal(self._seat[start:stop], 0)
+        return np.greater(self._seat[start:stop], 0)
 
     def push(self, slots: AnySlots) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
         m = len(slots)
-        if self._live == self.used:
-            self._passing = False  # no dead entry, so no gap either
-        else:
-            self._trim(m + _SPARE_STEPS)
-            self._compact(m)
+        self._make_room(m)
         self._write(self._tail, slots)
         self._tail += m
         self._live += m
+
+    def lift(self, slots: AnySlots) -> None:
+        """Take `slots` (distinct, all queued) out and remember where they were, until they are queued again."""
+        self._seat[slots] *= -1
+        self._live -= len(slots)
+
+    def restore(self, slots: AnySlots) -> None:
+        """Queue `slots` (distinct, none queued) where they were lifted from, or before all others if that has gone."""
+        at = slots.astype(np.int64)
+        self._make_room(len(at))
+        places = -self._seat.take(at)
+        lowest = self._head if self._passing else self._tail - 2 * self._capacity + len(at)
+        stands = (places > 0) & (places >= lowest) & (places < self._tail)
+        stands &= self._ring.take(places % self._size) == at
+        if self._passing:
+            stands &= (places < self._packed) | (places >= self._reader)
+        back = at[stands]
+        if len(back):
+            self._seat[back] = places[stands]
+            self._live += len(back)
+            self._head = min(self._head, int(places[stands].min()))
+        self._push_coldest(at[~stands])
+
+    def trim(self, scan_limit: int) -> None:
+        """Pass up to `scan_limit` dead entries at the cold end: the order stays, `peek` need not look at them."""
+        self._trim(scan_limit)
 
     def renew(self, slots: AnySlots) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
@@ -147,7 +175,7 @@ class EvictionQueue:
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
         found = []
-        queued = int((self._seat != 0).sum())
+        queued = int((self._seat > 0).sum())
         if queued != self._live:
             found.append(f"{queued} slots are queued, counted {self._live}")
         if len(self.peek(self._capacity + 1, 2 * self._size)) != queued:
@@ -155,6 +183,20 @@ class EvictionQueue:
         if not self._head <= self._tail <= self._head + self._size:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
+
+    def _push_coldest(self, slots: IntArray) -> None:
+        """Queue `slots` at the cold end, for which there is room; the first of them is evicted first of all."""
+        self._head -= len(slots)
+        self._write(self._head, slots)
+        self._live += len(slots)
+
+    def _make_room(self, m: int) -> None:
+        """Before `m` entries are pushed: pass and compact dead ones."""
+        if self._live == self.used:
+            self._passing = False  # no dead entry, so no gap either
+        else:
+            self._trim(m + _SPARE_STEPS)
+            self._compact(m)
 
     def _write(self, position: int, slots: AnySlots) -> None:
         """Seat `slots` at `position` and behind it."""

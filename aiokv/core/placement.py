@@ -11,8 +11,8 @@ from typing import final
 
 import numpy as np
 
+from aiokv.core.block_names import KeyedBlocks, digests_at
 from aiokv.core.counters import EvictReason
-from aiokv.core.inflight import digests_at
 from aiokv.core.pool import Pool
 from aiokv.core.world import World
 from aiokv.errors import UsageError
@@ -45,8 +45,9 @@ class Placement:
         pool.touch(found.slots[found.present][::-1])
         pool.claim(len(missing))
         slots = pool.name_claimed(len(missing), scan_limit=0).slots
-        self._world.register(tier, slots, keys=keys, group=group, positions=missing)
+        self._world.register(tier, slots, blocks=KeyedBlocks(keys=keys, group=group, positions=missing))
         pool.unpin(slots[::-1])
+        self._world.note_moves(len(missing))
 
     def check_evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> SlotArray:
         """The slots that `evict` would free. `UsageError` for a block that is pinned or not resident."""
@@ -65,6 +66,7 @@ class Placement:
         slots = self.check_evict(keys, group=group, positions=positions, tier=tier)
         self._world.forget(tier, self._pool(tier).evict(slots), reason=EvictReason.CAPACITY)
         self._world.capacity_generation += 1
+        self._world.note_moves(len(slots))
 
     def _digests(self, keys: BlockKeys, *, group: int, positions: IntArray) -> DigestArray:
         self._world.check_keys(keys)

@@ -139,6 +139,10 @@ class Pool:
         """Which slots hold `keys` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.find(keys, group)
 
+    def trim(self, scan_limit: int) -> None:
+        """Pass up to `scan_limit` entries at the cold end that stand for nothing; the order stays."""
+        self._queue.trim(scan_limit)
+
     def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""
         return self._queue.peek(n, scan_limit)
@@ -172,23 +176,20 @@ class Pool:
             self._require(self._queue.is_queued(idle), idle)
             if len(idle) > self.available:
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            self._queue.drop(idle)
-        pins += _ONE
-        self._pins[at] = pins
+            self._queue.lift(idle)
+        self._pins[at] = pins + _ONE
 
     def unpin(self, slots: AnySlots) -> None:
         """Let go of `slots` (distinct, pinned) in eviction order: of those that become evictable the first goes first.
 
         Slots without a current key are free at their last pin. ForeignBlock, nothing changed, if one has no pin.
         """
-        at = slots.astype(np.int64)
-        pins = self._pins.take(at)
-        self._require(pins, at)
-        pins -= _ONE
-        self._pins[at] = pins
-        busy = int(np.count_nonzero(pins))
-        if busy < len(at):
-            self._retire(at[pins == 0] if busy else at)
+        if len(idle := self._drop_pins(slots)):
+            self._queue.push(self._free_keyless(idle))
+
+    def unpin_in_place(self, slots: AnySlots) -> None:
+        """Like `unpin`, but what becomes evictable returns to where it was pinned, or goes first if that has gone."""
+        self._queue.restore(self._free_keyless(self._drop_pins(slots)))
 
     def touch(self, slots: AnySlots) -> None:
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
@@ -322,19 +323,24 @@ class Pool:
         if np.count_nonzero(held) < len(slots):
             raise ForeignBlock(int(slots[int((held == 0).argmax())]), tier=self._tier.value)
 
-    def _retire(self, slots: IntArray) -> None:
-        """The last pins of `slots` went: they are evictable if they have a current key, else free."""
+    def _drop_pins(self, slots: AnySlots) -> IntArray:
+        at = slots.astype(np.int64)
+        pins = self._pins.take(at)
+        self._require(pins, at)
+        pins -= _ONE
+        self._pins[at] = pins
+        return at[pins == 0] if np.count_nonzero(pins) else at
+
+    def _free_keyless(self, slots: IntArray) -> IntArray:
+        """The last pins of `slots` went: those without a current key are free, the others are to be queued."""
         if self._index.stale_count:
             self._index.remove(slots[self._index.is_stale(slots)])
         if self._index.are_indexed(slots):
-            self._queue.push(slots)
-            return
+            return slots
         resident = self._index.is_indexed(slots)
-        self._queue.push(slots[resident])
-        self._give_back(slots[~resident])
-
-    def _give_back(self, slots: IntArray) -> None:
-        self._free.put(slots[~self._quarantined.take(slots)] if self._quarantined_count else slots)
+        is_free = ~resident & ~self._quarantined.take(slots) if self._quarantined_count else ~resident
+        self._free.put(slots[is_free])
+        return slots[resident]
 
     def _discard(self, slots: IntArray) -> None:
         """Take the keys off these stale `slots`; the unpinned ones are free then."""

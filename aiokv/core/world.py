@@ -8,18 +8,20 @@ Rules
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
-from aiokv.core.inflight import InflightTable, Transfer, digests_at
-from aiokv.core.lease_table import LeaseRecord, LeaseTable
+from aiokv.core.inflight import InflightTable, SourceUse, Transfer
+from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
 from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
 from aiokv.errors import UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.spec import CacheGeometry
 
@@ -27,6 +29,10 @@ __all__ = ["SCAN_LIMIT", "Outbox", "World"]
 
 SCAN_LIMIT: Final = 16_384
 """Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
+
+
+_LOST_BATCHES: Final = 1024
+"""Evictions of CPU blocks that are remembered for whoever stores them again; older ones are forgotten."""
 
 
 @final
@@ -61,9 +67,11 @@ class World:
         "events",
         "geometry",
         "gpu",
+        "gpu_moves",
         "inflight",
         "is_backend_lost",
         "leases",
+        "lost_copies",
         "outbox",
         "slice_blocks",
         "slices",
@@ -86,11 +94,15 @@ class World:
         self.leases = LeaseTable()
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
-        self.events = EventLog(geometry)
+        self.events = EventLog(geometry, gpu_slots=gpu_blocks)
         self.outbox = Outbox()
         self.slices = SliceQueue()
         self.watermark_blocks = int(self.gpu.capacity * watermark)
         self.capacity_generation = 0
+        self.gpu_moves = 0
+        """Grows whenever what is next to be evicted from the GPU may have changed, save by stores themselves."""
+        self.lost_copies: deque[Evicted] = deque(maxlen=_LOST_BATCHES)
+        """What was evicted from the CPU tier since the store policy last looked."""
         self.is_backend_lost = False
 
     @property
@@ -107,6 +119,11 @@ class World:
     def cpu_index(self) -> Pool | None:
         """The CPU pool for a lookup; none without a usable CPU tier."""
         return self.cpu if self.has_cpu_tier else None
+
+    @property
+    def epochs(self) -> Epochs:
+        """The epochs of both tiers now."""
+        return Epochs(self.gpu.epoch, self.cpu.epoch if self.cpu is not None else 0)
 
     def check_keys(self, keys: BlockKeys) -> None:
         """`UsageError` for keys of another geometry: their digests would stand for other tokens."""
@@ -125,7 +142,9 @@ class World:
 
     def name_gpu(self, count: int) -> SlotArray:
         """Name up to `count` claimed GPU slots, evicting where none is free; fewer when the scan limit is reached."""
-        return self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
+        slots = self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
+        self.note_moves(len(slots))
+        return slots
 
     def reserve_cpu(self, count: int) -> SlotArray:
         """Claim and name up to `count` CPU slots, as many as are available."""
@@ -142,6 +161,7 @@ class World:
         if len(slots):
             self.gpu.unpin(slots)
             self.capacity_generation += 1
+            self.note_moves(len(slots))
 
     def unpin_cpu(self, slots: SlotArray) -> None:
         """Drop one pin each, in eviction order."""
@@ -154,28 +174,44 @@ class World:
             self.gpu.unclaim(count)
             self.capacity_generation += 1
 
-    def register(self, tier: Tier, slots: SlotArray, *, keys: BlockKeys, group: int, positions: IntArray) -> BoolArray:
-        """Make slots findable under the hashes of the blocks at ascending `positions`.
+    def pin_hits(self, slots: SlotArray) -> None:
+        """Hold resident GPU slots for a request that has hit them."""
+        self.gpu.pin(slots)
+        self.inflight.note_use(slots)
+
+    def note_moves(self, count: int) -> None:
+        """So many GPU slots were named, or came to the recent end of the eviction order."""
+        self.gpu_moves += count
+
+    def register(self, tier: Tier, slots: SlotArray, *, blocks: BlockNames) -> BoolArray:
+        """Make slots findable under the hashes of `blocks`.
 
         False where the hash is resident already: that slot stays private to whoever holds it.
         """
         pool = self.pool(tier)
         if pool is None:
             return np.zeros(len(slots), np.bool_)
-        digests = digests_at(keys, step=self.geometry.hashes_per_block(group), positions=positions)
-        is_new = pool.register(slots, digests, group)
-        self.events.stored(tier, keys=keys, group=group, positions=positions[is_new])
+        is_new = pool.register(slots, blocks.digests(self.geometry.hashes_per_block(blocks.group)), blocks.group)
+        self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
         return is_new
 
     def forget(self, tier: Tier, evicted: Evicted, *, reason: EvictReason) -> None:
         """Blocks have stopped being findable: count them and say so."""
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
+        if tier is Tier.CPU and reason is EvictReason.CAPACITY and len(evicted):
+            self.lost_copies.append(evicted)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
+        slots = transfer.slots(Tier.GPU)[start:stop][::-1]
         self.inflight.unmark(transfer, start=start, stop=stop)
-        self.unpin_gpu(transfer.slots(Tier.GPU)[start:stop][::-1])
+        if transfer.use is SourceUse.COLD:
+            was_used = self.inflight.was_used(slots)
+            self.gpu.unpin_in_place(slots[~was_used])
+            slots = slots[was_used]
+            self.capacity_generation += 1
+        self.unpin_gpu(slots)
         self.unpin_cpu(transfer.slots(Tier.CPU)[start:stop][::-1])
 
     def quarantine(self, transfer: Transfer, *, start: int, stop: int) -> None:

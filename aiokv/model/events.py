@@ -1,8 +1,8 @@
 """Cache events: what became findable, what stopped being findable, and what a slow subscriber missed.
 
 Rule (law 9): an event about blocks is a dense run. `BlockStored` cannot be built unless its tokens are exactly those
-of its hashes, in one group and one tier, with one parent; `dense_runs` is the only place that cuts a registration
-into runs.
+of its hashes, in one group and one tier, with one parent; `dense_runs` and, for blocks without a request,
+`chained_runs` are the only places that cut a registration into runs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiokv.model.ids import DIGEST_BYTES, DigestArray, IntArray, Tier
+from aiokv.model.ids import DIGEST_BYTES, BoolArray, DigestArray, IntArray, Tier
 from aiokv.model.keys import BlockKeys
 
-__all__ = ["BlockRemoved", "BlockStored", "CacheEvent", "EventsDropped", "TierCleared", "dense_runs", "hashes_of"]
+__all__ = [
+    "BlockRemoved",
+    "BlockStored",
+    "CacheEvent",
+    "EventsDropped",
+    "TierCleared",
+    "chained_runs",
+    "dense_runs",
+    "hashes_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +92,34 @@ def dense_runs(
             block_hashes=hashes[1:] if first else hashes,
             token_ids=tuple(keys.tokens(first * block_size, stop * block_size).tolist()),
             block_size=block_size,
+        )
+
+
+def chained_runs(
+    hashes: DigestArray,
+    *,
+    tier: Tier,
+    group: str,
+    parents: DigestArray,
+    is_first: BoolArray,
+    tokens: NDArray[np.int32],
+) -> Iterator[BlockStored]:
+    """One event per run of blocks each of which is the parent of the next: known by hash, parent's hash and tokens.
+
+    `parents[i]` has no meaning where `is_first[i]`; `tokens` has shape `[n, block size]`.
+    """
+    continues = (parents[1:] == hashes[:-1]).all(axis=1) & ~is_first[1:]
+    for run in np.split(np.arange(len(hashes)), np.flatnonzero(~continues) + 1):
+        if not len(run):
+            continue
+        first, stop = int(run[0]), int(run[-1]) + 1
+        yield BlockStored(
+            tier=tier,
+            group=group,
+            parent_hash=None if is_first[first] else parents[first].tobytes(),
+            block_hashes=hashes_of(hashes[first:stop]),
+            token_ids=tuple(tokens[first:stop].ravel().tolist()),
+            block_size=tokens.shape[1],
         )
 
 

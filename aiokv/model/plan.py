@@ -45,6 +45,7 @@ class DeclineReason(Enum):
     BACKPRESSURE = "backpressure"
     REQUEST_GONE = "request_gone"
     UNHASHED = "unhashed"
+    SEEN_TOO_SELDOM = "seen_too_seldom"
 
 
 class Outcome(Enum):

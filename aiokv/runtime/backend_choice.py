@@ -10,6 +10,7 @@ from aiokv.backends.base import Backend
 from aiokv.backends.host import HostBackend
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Tier
+from aiokv.model.plan import StorePolicy
 from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
 
@@ -40,6 +41,7 @@ def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -
         if config.cpu_size_bytes and not cpu_blocks:
             given, needed = config.cpu_size_bytes, empty.cpu_block_bytes
             raise ConfigError(f"cpu_bytes of {given} bytes is less than one block of {needed} bytes")
+    _warn_if_small(config, cpu_blocks=cpu_blocks)
     return _layout(config, arenas, cpu_blocks=cpu_blocks)
 
 
@@ -49,6 +51,17 @@ def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
 
     slot_bytes = {Tier.GPU: layout.gpu_block_bytes, Tier.CPU: layout.cpu_block_bytes}
     return RuntimeFacts(version=__version__, backend=backend.name, slot_bytes=slot_bytes)
+
+
+def _warn_if_small(config: RuntimeConfig, *, cpu_blocks: int) -> None:
+    usable = config.gpu_blocks - 1
+    if config.store_policy is StorePolicy.EAGER and 0 < cpu_blocks <= usable:
+        _log.warning(
+            "the CPU pool of %d blocks is not larger than the GPU pool of %d: eager stores cannot help, "
+            "it holds copies of what the GPU still has; enlarge it or use StorePolicy.LAZY",
+            cpu_blocks,
+            usable,
+        )
 
 
 def _layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]], *, cpu_blocks: int) -> Layout:

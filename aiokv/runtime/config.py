@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiokv.backends.base import Backend
+from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
 from aiokv.model.plan import StorePolicy
 from aiokv.model.spec import CacheGeometry
@@ -21,6 +22,10 @@ class RuntimeConfig:
     `cpu_bytes` (an `int` or text such as "8GiB"); with neither there is none. `watermark` is the fraction of the GPU
     pool that admissions leave free while another lease is held. `backend` is "auto", "host", "cuda" or a backend
     object. `close_grace_s` is how long `aclose` waits for running copies.
+
+    `store_policy` says when blocks are copied to the CPU tier. LAZY keeps at least `lazy_fraction` of the GPU pool free
+    or copied ahead of eviction, more if recent requests claimed more; SELECTIVE copies a block once it has been
+    confirmed or hit `selective_count` times.
     """
 
     geometry: CacheGeometry
@@ -28,6 +33,8 @@ class RuntimeConfig:
     cpu_blocks: int | None = None
     cpu_bytes: int | str | None = None
     store_policy: StorePolicy = StorePolicy.EAGER
+    lazy_fraction: float = EAGER_STORES.lazy_fraction
+    selective_count: int = EAGER_STORES.selective_count
     watermark: float = 0.01
     backend: str | Backend = "auto"
     close_grace_s: float = 30.0
@@ -37,17 +44,26 @@ class RuntimeConfig:
         if not isinstance(self.geometry, CacheGeometry):
             raise ConfigError(f"geometry must be a CacheGeometry, not {self.geometry!r}")
         self._settings()
-        if self.store_policy is not StorePolicy.EAGER:
-            raise ConfigError(f"store_policy {self.store_policy.value!r} is not supported by this version: use EAGER")
+        self._stores()
         if not isinstance(self.close_grace_s, int | float) or not self.close_grace_s >= 0:
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
 
     @property
+    def stores(self) -> StoreSettings:
+        """The store policy and what it needs to know."""
+        return self._stores()
+
+    @property
     def cpu_size_bytes(self) -> int | None:
         """The CPU tier's size in bytes, where it was given so."""
         return self._settings().cpu_bytes
+
+    def _stores(self) -> StoreSettings:
+        return StoreSettings(
+            policy=self.store_policy, lazy_fraction=self.lazy_fraction, selective_count=self.selective_count
+        )
 
     def _settings(self) -> Settings:
         """The same values, checked the way those from files are."""

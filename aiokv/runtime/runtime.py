@@ -75,6 +75,7 @@ class KVRuntime:
             gpu_blocks=self._config.gpu_blocks,
             cpu_blocks=layout.cpu_blocks,
             watermark=self._config.watermark,
+            stores=self._config.stores,
         )
         await anyio.to_thread.run_sync(core.warm)
         await Opening(backend, layout).run()

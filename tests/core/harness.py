@@ -18,9 +18,10 @@ from typing import Final
 import numpy as np
 
 from aiokv.core.cache import CacheState
-from aiokv.core.inflight import Transfer, TransferState
+from aiokv.core.inflight import NOBODY, Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
+from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import CapacityError, UsageError
 from aiokv.model.events import BlockRemoved, BlockStored, TierCleared
 from aiokv.model.ids import Direction, Tier
@@ -71,10 +72,16 @@ class Host:
         cpu_blocks: int = 0,
         watermark: float = 0.0,
         slice_blocks: int = 1024,
+        stores: StoreSettings = EAGER_STORES,
     ) -> None:
         self.geometry = geometry
         self.cache = CacheState(
-            geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark, slice_blocks=slice_blocks
+            geometry,
+            gpu_blocks=gpu_blocks,
+            cpu_blocks=cpu_blocks,
+            watermark=watermark,
+            slice_blocks=slice_blocks,
+            stores=stores,
         )
         self.sizes = [geometry.effective_block_size(i) for i in range(len(geometry.groups))]
         self.capacity = {Tier.GPU: gpu_blocks - 1, Tier.CPU: cpu_blocks}
@@ -88,6 +95,7 @@ class Host:
         self._digests: dict[tuple[int, int], list[bytes]] = {}
         self._streams: dict[int, int] = {}
         self._owned: set[int] = set()
+        self._planned: dict[int, tuple[int, int]] = {}
         self._stamps: dict[int, tuple[int, int]] = {}
         self._resets = {Tier.GPU: 0, Tier.CPU: 0}
         self._arrived: dict[int, set[tuple[int, int]]] = {}
@@ -120,6 +128,11 @@ class Host:
     def digest(self, stream: int, group: int, position: int) -> bytes:
         """The hash of one block."""
         return self.digests(stream, group)[position]
+
+    def names(self, transfer: Transfer) -> list[bytes]:
+        """The hashes of the blocks that a transfer brings, as taken down when it was planned."""
+        rows = transfer.names.digests(self.geometry.hashes_per_block(transfer.group))
+        return [row.tobytes() for row in rows]
 
     def layout(self, stream: int) -> dict[str, str]:
         """Per group one letter per block: g GPU, c CPU, b both, - neither, as a lookup would find them."""
@@ -243,7 +256,11 @@ class Host:
 
     def settle(self) -> None:
         """Take what the core wants done out of its outbox, and follow who became ready or left."""
-        self.queued += self.cache.outbox.take_submissions()
+        taken = self.cache.outbox.take_submissions()
+        now = (self._resets[Tier.GPU], self._resets[Tier.CPU])
+        self._planned.update(dict.fromkeys((transfer.transfer_id for transfer in taken), now))
+        self.seen["stores without a lease"] += sum(transfer.owner == NOBODY for transfer in taken)
+        self.queued += taken
         self.cache.outbox.take_settled()
         self.queued = [t for t in self.queued if t.state is TransferState.QUEUED]
         for transfer in self.cache.transfers():
@@ -284,9 +301,9 @@ class Host:
         source, target = self._tiers(transfer)
         if outcome is Outcome.OK:
             self._check_sources(transfer)
-            for position, slot in zip(transfer.positions.tolist(), transfer.bound_targets.tolist(), strict=True):
-                name = self.digest(self._streams[transfer.owner], transfer.group, position)
-                self.content[target][slot] = Content(transfer.group, name, fresh=self._is_current(transfer.owner))
+            fresh = self._is_current(transfer)
+            for name, slot in zip(self.names(transfer), transfer.bound_targets.tolist(), strict=True):
+                self.content[target][slot] = Content(transfer.group, name, fresh=fresh)
         if outcome is Outcome.LOST:
             self.lost_slots |= {(target, s) for s in transfer.bound_targets.tolist()}
             if transfer.direction is Direction.LOAD:
@@ -439,8 +456,10 @@ class Host:
         self._stamps[record.lease_id] = (self._resets[Tier.GPU], self._resets[Tier.CPU])
         self._arrived[record.lease_id] = set()
 
-    def _is_current(self, lease_id: int) -> bool:
-        return self._stamps[lease_id] == (self._resets[Tier.GPU], self._resets[Tier.CPU])
+    def _is_current(self, transfer: Transfer) -> bool:
+        """Whether no tier was reset since its lease was admitted, or since it was planned if no lease asked for it."""
+        stamp = self._stamps.get(transfer.owner, self._planned[transfer.transfer_id])
+        return stamp == (self._resets[Tier.GPU], self._resets[Tier.CPU])
 
     def _reachable(self, stream: int) -> dict[str, str]:
         layout = self.layout(stream)
@@ -489,9 +508,8 @@ class Host:
 
     def _check_sources(self, transfer: Transfer) -> None:
         source, _ = self._tiers(transfer)
-        for position, slot in zip(transfer.positions.tolist(), transfer.sources.tolist(), strict=True):
+        for name, slot in zip(self.names(transfer), transfer.sources.tolist(), strict=True):
             held = self.content[source].get(slot)
-            name = self.digest(self._streams[transfer.owner], transfer.group, position)
             assert held is not None, f"{transfer.direction.value} reads garbage in {source.value} slot {slot}"
             assert (held.group, held.digest) == (transfer.group, name), f"slot {slot} holds another block"
 

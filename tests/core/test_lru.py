@@ -33,6 +33,14 @@ class NaiveQueue:
             assert slot not in self.order
             self.order[slot] = None
 
+    def restore(self, slots: list[int], *, lifted: dict[int, list[int]], found: list[int]) -> None:
+        """Take the order that was `found`, if no slot is warmer than before and the others are as they were."""
+        assert [slot for slot in found if slot not in slots] == list(self.order)
+        for slot in slots:
+            colder = set(found[: found.index(slot)]) & set(self.order)
+            assert colder <= set(lifted.get(slot, [])), "nothing that was behind it is before it now"
+        self.order = OrderedDict.fromkeys(found)
+
     def drop(self, slots: list[int]) -> None:
         for slot in slots:
             del self.order[slot]
@@ -83,6 +91,49 @@ def test_renewing_every_slot_again_and_again_keeps_the_order() -> None:
         assert queue.check_invariants() == []
 
 
+def test_a_lifted_slot_returns_to_its_place() -> None:
+    queue = EvictionQueue(8)
+    queue.push(array([0, 1, 2, 3, 4]))
+    queue.lift(array([1, 3]))
+    assert queue.is_queued(array([0, 1, 2, 3])).tolist() == [True, False, True, False]
+    assert queue.peek(8, NO_LIMIT).tolist() == [0, 2, 4]
+    queue.push(array([5]))
+    queue.restore(array([3, 1]))
+    assert queue.pop(8, NO_LIMIT).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_lifted_slot_returns_to_the_cold_end_behind_which_eviction_has_gone() -> None:
+    queue = EvictionQueue(8)
+    queue.push(array([0, 1, 2, 3]))
+    queue.lift(array([0, 1]))
+    queue.trim(8)
+    assert queue.pop(1, NO_LIMIT).tolist() == [2]
+    queue.restore(array([1]))
+    queue.restore(array([0]))
+    assert queue.pop(8, NO_LIMIT).tolist() == [0, 1, 3], "in the order in which they were"
+
+
+def test_lifting_and_restoring_again_and_again_keeps_the_order() -> None:
+    queue = EvictionQueue(5)
+    queue.push(array([0, 1, 2, 3, 4]))
+    for _ in range(200):
+        queue.lift(array([1, 2]))
+        queue.renew(array([4]))
+        queue.restore(array([2, 1]))
+        assert sorted(queue.peek(5, NO_LIMIT).tolist()) == [0, 1, 2, 3, 4]
+        assert queue.peek(5, NO_LIMIT).tolist()[-1] == 4
+        assert queue.check_invariants() == []
+    assert queue.used <= 15
+
+
+def test_a_trim_lets_peek_begin_behind_dead_entries() -> None:
+    queue = EvictionQueue(1000)
+    queue.push(np.arange(1000, dtype=np.int32))
+    queue.drop(np.arange(500, dtype=np.int32))
+    queue.trim(600)
+    assert queue.peek(10, 10).tolist() == list(range(500, 510))
+
+
 def test_peek_changes_nothing() -> None:
     queue = EvictionQueue(8)
     queue.push(array([3, 4, 5]))
@@ -119,14 +170,28 @@ def test_a_queue_needs_a_slot() -> None:
 @given(data=st.data(), capacity=st.integers(1, 12))
 def test_any_sequence_of_calls_keeps_the_order(data: st.DataObject, capacity: int) -> None:
     queue, naive = EvictionQueue(capacity), NaiveQueue()
+    lifted: dict[int, list[int]] = {}
     for _ in range(data.draw(st.integers(1, 25))):
         queued = list(naive.order)
         idle = sorted(set(range(capacity)) - set(queued))
-        match data.draw(st.sampled_from(["push", "push", "drop", "renew", "pop"])):
+        match data.draw(
+            st.sampled_from(["push", "push", "lift", "restore", "restore", "drop", "renew", "trim", "pop"])
+        ):
             case "push":
                 slots = data.draw(st.permutations(idle))[: data.draw(st.integers(0, capacity))]
                 queue.push(array(slots))
                 naive.push(slots)
+            case "lift":
+                slots = data.draw(st.permutations(queued))[: data.draw(st.integers(0, capacity))]
+                lifted |= {slot: queued[: queued.index(slot)] for slot in slots}
+                queue.lift(array(slots))
+                naive.drop(slots)
+            case "restore":
+                slots = [slot for slot in lifted if slot not in naive.order][: data.draw(st.integers(0, capacity))]
+                queue.restore(array(slots))
+                naive.restore(slots, lifted=lifted, found=queue.peek(capacity, NO_LIMIT).tolist())
+            case "trim":
+                queue.trim(data.draw(st.integers(0, capacity)))
             case "drop":
                 slots = data.draw(st.permutations(queued))[: data.draw(st.integers(0, capacity))]
                 queue.drop(array(slots))
@@ -139,6 +204,7 @@ def test_any_sequence_of_calls_keeps_the_order(data: st.DataObject, capacity: in
             case _:
                 n = data.draw(st.integers(0, capacity))
                 assert queue.pop(n, NO_LIMIT).tolist() == naive.pop(n)
+        lifted = {slot: place for slot, place in lifted.items() if slot not in naive.order}
         assert_same(queue, naive, capacity=capacity)
 
 
@@ -171,8 +237,13 @@ def test_a_large_ring_never_overflows_and_keeps_the_order(kind: str, seed: int) 
             naive.drop(hot)
         idle = sorted(set(range(capacity)) - set(naive.order))
         back = generator.sample(idle, min(size, len(idle)))
-        queue.push(array(back))
-        naive.push(back)
+        cold = back[: generator.choice([0, 0, 0, len(back) // 3, len(back)])]
+        queue.restore(array(cold))
+        for slot in reversed(cold):  # they were dropped, not lifted: no place stands
+            naive.push([slot])
+            naive.order.move_to_end(slot, last=False)
+        queue.push(array(back[len(cold) :]))
+        naive.push(back[len(cold) :])
         if generator.random() < 0.1:
             n, limit = generator.randint(0, 50), generator.choice([7, 100, NO_LIMIT])
             taken = queue.pop(n, limit).tolist()

@@ -88,6 +88,14 @@ class Model:
             del self.order[slot]
             self.free.append(slot)
 
+    def unpin_in_place(self, slots: list[int], *, found: list[int]) -> None:
+        """Where exactly they return to is a matter of the queue: all others must keep their order."""
+        before = list(self.order)
+        self.unpin(slots)
+        assert [slot for slot in found if slot in before] == before
+        assert set(found) == set(self.order)
+        self.order = OrderedDict.fromkeys(found)
+
     def unpin(self, slots: list[int]) -> None:
         for slot in slots:
             self.pins[slot] -= 1
@@ -222,6 +230,16 @@ class PoolMachine(RuleBasedStateMachine):
         slots = self.some(data, self.pinned())
         self.pool.unpin(array(slots))
         self.model.unpin(slots)
+
+    @rule(data=st.data())
+    def unpin_in_place(self, data: st.DataObject) -> None:
+        slots = self.some(data, self.pinned())
+        self.pool.unpin_in_place(array(slots))
+        self.model.unpin_in_place(slots, found=self.pool.find_coldest(CAPACITY, NO_LIMIT).tolist())
+
+    @rule(limit=st.integers(0, CAPACITY))
+    def trim(self, limit: int) -> None:
+        self.pool.trim(limit)
 
     @rule(data=st.data())
     def touch(self, data: st.DataObject) -> None:

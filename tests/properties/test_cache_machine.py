@@ -25,9 +25,10 @@ from hypothesis.stateful import (
 
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.store_policy import StoreSettings
 from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Tier
-from aiokv.model.plan import Deferred, Outcome
+from aiokv.model.plan import Deferred, Outcome, StorePolicy
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from tests.core.harness import FORKS, Host
 
@@ -58,6 +59,15 @@ def groups(draw: st.DrawFn, name: str) -> GroupSpec:
 
 
 @st.composite
+def store_settings(draw: st.DrawFn) -> StoreSettings:
+    return StoreSettings(
+        policy=draw(st.sampled_from(StorePolicy)),
+        lazy_fraction=draw(st.sampled_from([0.1, 0.3, 1.0])),
+        selective_count=draw(st.integers(1, 3)),
+    )
+
+
+@st.composite
 def hosts(draw: st.DrawFn) -> Host:
     count = draw(st.sampled_from([1, 1, 2, 3]))
     geometry = CacheGeometry(groups=tuple(draw(groups(f"g{i}")) for i in range(count)), hash_block_size=4)
@@ -67,6 +77,7 @@ def hosts(draw: st.DrawFn) -> Host:
         cpu_blocks=draw(st.sampled_from([64, 64, 40, 20, 5, 0])),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
         slice_blocks=draw(st.sampled_from([1024, 1, 2, 3, 5])),
+        stores=draw(store_settings()),
     )
 
 

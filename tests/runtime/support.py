@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Unpack
 
-from aiokv import BlockKeys, CacheGeometry, FullAttention, KVRuntime, Lease, RuntimeConfig, SlidingWindow
+from aiokv import BlockKeys, CacheGeometry, FullAttention, KVRuntime, Lease, RuntimeConfig, SlidingWindow, StorePolicy
 from aiokv.core.audit import Snapshot
 from aiokv.runtime.acquire import RequestOptions
 from aiokv.testing import FakeBackend
@@ -42,6 +42,7 @@ async def opened(
     watermark: float = 0.0,
     geometry: CacheGeometry = GEOMETRY,
     close_grace_s: float = 30.0,
+    store_policy: StorePolicy = StorePolicy.EAGER,
 ) -> AsyncIterator[Case]:
     """A runtime with `gpu_blocks - 1` usable GPU slots, closed afterwards; what still runs then is completed first."""
     backend = FakeBackend(manual=manual)
@@ -52,6 +53,7 @@ async def opened(
         watermark=watermark,
         backend=backend,
         close_grace_s=close_grace_s,
+        store_policy=store_policy,
     )
     async with KVRuntime(config) as kv:
         try:

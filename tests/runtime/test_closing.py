@@ -189,6 +189,7 @@ async def test_aclose_inside_quiesce_sees_copies_end() -> None:
 
 async def test_a_stuck_copy_is_reported_and_its_blocks_are_never_used_again(caplog: pytest.LogCaptureFixture) -> None:
     async with a_stuck_copy() as case:
+        caplog.clear()
         with caplog.at_level(logging.ERROR, logger="aiokv"):
             await case.kv.aclose()
         assert [record.levelname for record in caplog.records] == ["ERROR"]

@@ -1,0 +1,199 @@
+"""The store policies that copy what requests offer: all of it (EAGER), or what was seen often enough (SELECTIVE).
+
+Rules
+- Offered are blocks as they are confirmed and the GPU hits of admitted requests; they are planned in later slices,
+  never while a request is admitted.
+- An offer whose lease has left is dropped, unless the lease finished, which flushes it first.
+- A *hole*, a block of a running request whose copy was evicted from the CPU tier, is offered again with the next offer
+  of any request and when one finishes. It takes free slots and those of blocks that no running request holds: what is
+  held in both tiers never drives out its like, so holes end.
+
+State: the backlog of offers, oldest first. Holes wait in `World.lost_copies`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+
+from aiokv.core.block_names import KeyedBlocks, digests_at
+from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseState
+from aiokv.core.planner import AcquirePlan
+from aiokv.core.pool import Evicted, Pool
+from aiokv.core.slices import Job
+from aiokv.core.store_queue import StoreOrder, StoreQueue
+from aiokv.core.world import SCAN_LIMIT, World
+from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
+from aiokv.model.plan import DeclineReason
+
+__all__ = ["Choice", "Offer", "Offers"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Offer:
+    """Registered GPU blocks of one lease and group that have not been considered for the CPU tier yet."""
+
+    record: LeaseRecord
+    group: int
+    positions: IntArray
+    slots: SlotArray
+    after: object = None
+    planned: int = 0
+
+
+class Choice(Protocol):
+    """Which offered blocks are worth a copy."""
+
+    def choose(self, digests: DigestArray) -> BoolArray:
+        """One answer for each of these distinct blocks, which were offered once more; may count them."""
+        ...
+
+
+@final
+class Offers:
+    """Plans what is offered, oldest first."""
+
+    __slots__ = ("_backlog", "_choice", "_is_planning", "_queue", "_world")
+
+    def __init__(self, world: World, *, queue: StoreQueue, choice: Choice) -> None:
+        self._world = world
+        self._queue = queue
+        self._choice = choice
+        self._backlog: deque[Offer] = deque()
+        self._is_planning = False
+
+    @property
+    def is_due(self) -> bool:
+        """Never: offers start their own planning."""
+        return False
+
+    def admitted(self, record: LeaseRecord, plan: AcquirePlan) -> None:
+        """Offer every GPU hit of a request that was let in: its CPU copy is touched, or made."""
+        for index, group in enumerate(plan.groups):
+            self.offer(Offer(record=record, group=index, positions=group.hit_positions, slots=group.hit_slots))
+
+    def offer(self, offer: Offer) -> None:
+        """Put blocks into the backlog; they are planned in later slices."""
+        if not len(offer.positions) or not self._may_store(offer.record):
+            return
+        self._backlog.append(offer)
+        if not self._is_planning:
+            self._is_planning = True
+            self._world.slices.append(self._planning())
+
+    def flush(self, record: LeaseRecord) -> Job:
+        """Plan everything this lease has offered, and all holes, slice by slice."""
+        mine = [offer for offer in self._backlog if offer.record is record]
+        self._backlog = deque(offer for offer in self._backlog if offer.record is not record)
+        budget = self._world.slice_blocks
+        for offer in mine:
+            while offer.planned < len(offer.positions):
+                budget -= self._plan_part(offer, limit=budget)
+                if budget <= 0:
+                    yield
+                    budget = self._world.slice_blocks
+        yield from self._filling()
+
+    def work(self) -> Job:
+        """Nothing beside the planning of offers."""
+        yield from ()
+
+    def _planning(self) -> Job:
+        while self._backlog:
+            budget = self._world.slice_blocks
+            while self._backlog and budget > 0:
+                offer = self._backlog[0]
+                budget -= self._plan_part(offer, limit=budget)
+                if offer.planned == len(offer.positions):
+                    self._backlog.popleft()
+            if self._backlog:
+                yield
+        self._is_planning = False
+        yield from self._filling()
+
+    def _plan_part(self, offer: Offer, *, limit: int) -> int:
+        """Consider up to `limit` blocks of an offer; returns how many."""
+        start, stop = offer.planned, min(offer.planned + limit, len(offer.positions))
+        offer.planned = stop
+        positions, slots = offer.positions[start:stop], offer.slots[start:stop]
+        step = self._world.geometry.hashes_per_block(offer.group)
+        digests = digests_at(offer.record.keys, step=step, positions=positions)
+        is_chosen = self._choice.choose(digests)
+        if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
+            self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
+            return stop - start
+        wanted = self._find_wanted(digests, group=offer.group, slots=slots, is_chosen=is_chosen)
+        if len(wanted):
+            self._put(offer, positions=positions[wanted], slots=slots[wanted])
+        return stop - start
+
+    def _find_wanted(self, digests: DigestArray, *, group: int, slots: SlotArray, is_chosen: BoolArray) -> IntArray:
+        """Which of these blocks are to be copied; why the others are not is counted."""
+        found = self._queue.sift(digests, group=group, slots=slots)
+        self._queue.skip(np.count_nonzero(~found.is_current), DeclineReason.REQUEST_GONE)
+        self._queue.skip(np.count_nonzero(found.is_cached), DeclineReason.ALREADY_CACHED)
+        self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)
+        self._queue.skip(np.count_nonzero(found.is_wanted & ~is_chosen), DeclineReason.SEEN_TOO_SELDOM)
+        return np.flatnonzero(found.is_wanted & is_chosen)
+
+    def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
+        record = offer.record
+        order = StoreOrder(
+            blocks=KeyedBlocks(keys=record.keys.copy(), group=offer.group, positions=positions),
+            sources=slots,
+            epochs=Epochs(record.gpu_epoch, record.cpu_epoch),
+            owner=record.lease_id,
+            after=offer.after,
+        )
+        self._queue.put(order)
+
+    def _filling(self) -> Job:
+        """Offer every hole there is now again, a batch of evictions at a time."""
+        world = self._world
+        for _ in range(len(world.lost_copies)):
+            cpu = world.cpu_index
+            if not world.lost_copies or cpu is None:
+                return
+            self._fill(world.lost_copies.popleft(), cpu)
+            yield
+
+    def _fill(self, lost: Evicted, cpu: Pool) -> None:
+        for group in np.unique(lost.groups).tolist():
+            digests = lost.keys[lost.groups == group]
+            slots = self._world.gpu.find(digests, group).slots
+            found = self._queue.sift(digests, group=group, slots=slots)
+            holes = np.flatnonzero(found.is_wanted & (self._world.gpu.pins_of(slots) > 0))
+            room = self._room_for(len(holes), cpu) if len(holes) else 0
+            self._queue.skip(len(holes) - len(holes[:room]), DeclineReason.POOL_FULL)
+            if room:
+                self._put_holes(digests[holes[:room]], group=group, slots=slots[holes[:room]])
+
+    def _put_holes(self, digests: DigestArray, *, group: int, slots: SlotArray) -> None:
+        order = StoreOrder(
+            blocks=self._queue.hashed(digests, group=group, slots=slots),
+            sources=slots,
+            epochs=self._world.epochs,
+        )
+        self._queue.put(order)
+
+    def _room_for(self, count: int, cpu: Pool) -> int:
+        """CPU slots for up to `count` blocks, at nobody's cost who runs.
+
+        The coldest CPU blocks that running requests hold on the GPU are touched, so that others are evicted before.
+        """
+        coldest = cpu.find_coldest(max(count - cpu.free_count, 0), SCAN_LIMIT)
+        digests, groups = cpu.key_of(coldest), cpu.group_of(coldest)
+        is_held = np.zeros(len(coldest), np.bool_)
+        for group in np.unique(groups).tolist():
+            mine = groups == group
+            found = self._world.gpu.find(digests[mine], group)
+            is_held[mine] = found.present & (self._world.gpu.pins_of(found.slots) > 0)
+        cpu.touch(coldest[is_held])
+        return min(count, cpu.free_count + int(np.count_nonzero(~is_held)))
+
+    def _may_store(self, record: LeaseRecord) -> bool:
+        """Whether there is a CPU tier to store into, and no reset since this lease was admitted."""
+        return self._world.has_cpu_tier and self._world.may_copy(record)
