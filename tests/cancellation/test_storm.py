@@ -21,7 +21,7 @@ from aiokv.core.counters import Source
 from aiokv.runtime.acquire import RequestOptions
 from tests.runtime.support import BLOCK, GEOMETRY, GROUP, HYBRID, Case, assert_all_given_back, opened, prompt, turns
 
-REQUESTS: Final = 400
+REQUESTS: Final = 300
 AT_ONCE: Final = 24
 FAMILIES: Final = 5
 LONGEST: Final = 9
@@ -170,7 +170,7 @@ async def test_a_storm_leaves_nothing_behind(seed: int, geometry: CacheGeometry,
         results = await asyncio.wait_for(storm.run(), 50.0)
         assert results == [None] * REQUESTS
         assert storm.seen["ended"] == REQUESTS
-        enough = {"granted": 150, "loaded": 10, "failed copies": 30, "planned again": 1, "extended": 20}
+        enough = {"granted": 100, "loaded": 20, "failed copies": 30, "planned again": 3, "extended": 15}
         enough |= {
             "CancelledError": 20,
             "AcquireTimeout": 10,
