@@ -187,7 +187,7 @@ class Lease:
                 on_leave=self._offloader.serve_soon,
             )
         finally:
-            self._offloader.forget_closed(self._record, refuse)
+            self._offloader.forget(self._record, refuse)
 
     def wait_on(self, stream: object) -> None:
         """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""
@@ -204,8 +204,12 @@ class Lease:
         """Like `ready`, by a deadline that other waits share. `LeaseReleased` if the lease is closed meanwhile."""
         if self.state not in (LeaseState.READY, LeaseState.RELEASED):
             future: asyncio.Future[None] = self._offloader.loop.create_future()
-            self._offloader.when_settled(self._record, partial(_resolve, future))
-            await deadline.wait(future)
+            resolve = partial(_resolve, future)
+            self._offloader.when_settled(self._record, resolve)
+            try:
+                await deadline.wait(future)
+            finally:
+                self._offloader.forget(self._record, resolve)
         self._check_open()
 
     def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:

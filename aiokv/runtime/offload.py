@@ -152,11 +152,11 @@ class Offloader:
         """Call back once, when the lease was closed."""
         self._closed.setdefault(record.lease_id, []).append(callback)
 
-    def forget_closed(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
-        """Undo `when_closed`, if it has not called back yet."""
-        callbacks = self._closed.get(record.lease_id, [])
-        if callback in callbacks:
-            callbacks.remove(callback)
+    def forget(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
+        """Undo `when_settled` or `when_closed`, if it has not called back yet."""
+        for callbacks in (self._settled.get(record.lease_id, []), self._closed.get(record.lease_id, [])):
+            if callback in callbacks:
+                callbacks.remove(callback)
 
     def collect_leaks(self) -> None:
         """Give back what garbage collected leases held, and say so in a turn of its own."""

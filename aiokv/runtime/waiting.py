@@ -51,11 +51,13 @@ class Waiter:
 class WaitQueue:
     """Waiters in the order in which they are served."""
 
-    __slots__ = ("_arrivals", "_heap")
+    __slots__ = ("_arrivals", "_gone", "_heap")
 
     def __init__(self) -> None:
         self._heap: list[Waiter] = []
         self._arrivals = itertools.count()
+        self._gone = 0
+        """Waiters that left since the heap was last cleared of them."""
 
     def __len__(self) -> int:
         return sum(not waiter.future.done() for waiter in self._heap)
@@ -72,8 +74,13 @@ class WaitQueue:
 
     def remove(self, future: asyncio.Future[Any]) -> None:
         """Whoever waits for this future has gone without a word: its coroutine was closed."""
-        self._heap = [waiter for waiter in self._heap if waiter.future is not future]
-        heapq.heapify(self._heap)
+        self._keep([waiter for waiter in self._heap if waiter.future is not future])
+
+    def note_gone(self) -> None:
+        """A waiter's future has ended otherwise. Those behind the head are cleared away once they are the majority."""
+        self._gone += 1
+        if 2 * self._gone > len(self._heap):
+            self._keep([waiter for waiter in self._heap if not waiter.future.done()])
 
     def serve_head(self) -> bool:
         """Try the head once; True if it is served and another one may be tried."""
@@ -99,6 +106,11 @@ class WaitQueue:
         for waiter in heap:
             if not waiter.future.done():
                 waiter.future.set_exception(make_error())
+
+    def _keep(self, waiters: list[Waiter]) -> None:
+        heapq.heapify(waiters)
+        self._heap = waiters
+        self._gone = 0
 
     def _forget_gone(self) -> None:
         while self._heap and self._heap[0].future.done():
@@ -130,5 +142,6 @@ async def stand_in_line(
     except BaseException:
         if future.done() and not future.cancelled() and future.exception() is None:
             give_back(future.result())
+        queue.note_gone()
         on_leave()
         raise

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import anyio
 import pytest
 
-from aiokv import AcquireTimeout, Lease, LeaseReleased, LeaseState
+from aiokv import AcquireTimeout, BlockKeys, Lease, LeaseReleased, LeaseState
 from aiokv.core.counters import Closing, Source
 from aiokv.testing import make_resident
 from tests.cancellation.scenarios import hold
@@ -328,3 +329,39 @@ async def test_every_admitted_request_is_attributed_and_closed_once_however_it_e
         assert counters.leases_closed[Closing.FINISHED] == 1
         by_source = {source: sum(n for (s, _), n in counters.prompt_tokens.items() if s is source) for source in Source}
         assert by_source == {Source.GPU: 0, Source.CPU: 3 * BLOCK, Source.COMPUTE: 1 + 2 * (2 * BLOCK + 1)}
+
+
+async def test_who_gave_up_behind_a_blocked_head_is_not_kept() -> None:
+    """A service under pressure: thousands time out while one large request waits."""
+    asyncio.get_running_loop().set_debug(False)
+    async with opened() as case:
+        other = hold(case, blocks=4)
+        head = ask(case, "head", blocks=8, seed=1)
+        await turns(2)
+        for round_ in range(10):
+            tasks = [ask(case, "behind", blocks=1, seed=2 + n, timeout=0.0 if n % 2 else None) for n in range(50)]
+            await turns(3)
+            for task in tasks[round_ % 3 :: 3]:
+                task.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            del tasks, task
+        gc.collect()
+        assert sum(isinstance(kept, BlockKeys) for kept in gc.get_objects()) < 100
+        other.release()
+        (await head).release()
+        await assert_all_given_back(case)
+
+
+async def test_who_gave_up_waiting_for_a_load_is_not_kept() -> None:
+    async with opened() as case:
+        make_resident(case.kv, prompt(3), {GROUP: "ccc"})
+        lease = granted(case.kv, prompt(3))
+        for _ in range(500):
+            with pytest.raises(AcquireTimeout):
+                await lease.ready(timeout=0.0)
+        gc.collect()
+        assert sum(isinstance(kept, asyncio.Future) and kept.done() for kept in gc.get_objects()) < 100
+        lease.release()
+        await assert_all_given_back(case)
