@@ -28,6 +28,7 @@ from aiokv.core.pool_values import PoolCounts
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.stores import Stores
+from aiokv.core.truncations import Truncations
 from aiokv.core.world import SCAN_LIMIT, Outbox, World
 from aiokv.errors import ConfigError, LeaseReleased
 from aiokv.model.ids import Direction, SlotArray, Tier
@@ -48,7 +49,7 @@ class CacheState:
     that admissions keep free while another lease is held; sliced work does `slice_blocks` blocks at a time.
     """
 
-    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_stores", "_world", "placement")
+    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_stores", "_truncations", "_world", "placement")
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class CacheState:
         self._stores = Stores(self._world)
         self._admission = Admission(self._world, stores=self._stores)
         self._room = Room(self._world, admission=self._admission)
+        self._truncations = Truncations(self._world, admission=self._admission)
         self._loads = Loads(self._world, admission=self._admission)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
         self.placement = Placement(self._world)
@@ -207,16 +209,28 @@ class CacheState:
         _check_open(record)
         self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
+    def truncate(self, record: LeaseRecord, num_tokens: int) -> int | Deferred:
+        """Keep the first `num_tokens` tokens; how many are still confirmed, or `Deferred` and nothing changed."""
+        _check_open(record)
+        return self._truncations.truncate(record, num_tokens)
+
     def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
         """Give everything back now; what is not submitted yet is dropped. Idempotent."""
         if record.state is not LeaseState.RELEASED:
             self._admission.release(record, how=how)
 
-    def finish(self, record: LeaseRecord) -> None:
+    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED) -> None:
         """Flush what is still to be registered and stored, then give everything back. Idempotent."""
         if record.is_open:
             record.is_finishing = True
-            self._world.slices.start(self._finishing(record))
+            self._world.slices.start(self._finishing(record, how))
+
+    def preempt(self, record: LeaseRecord) -> AcquireRequest:
+        """`finish` a lease whose request goes on later: the answer asks for all its tokens again."""
+        _check_open(record)
+        request = record.resumption()
+        self.finish(record, how=Closing.PREEMPTED)
+        return request
 
     def mark_submitted(self, transfer: Transfer) -> None:
         """The backend has taken this transfer; from now on only `complete` ends it."""
@@ -284,10 +298,10 @@ class CacheState:
         pools = {tier: self._world.pool(tier) for tier in Tier}
         return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
 
-    def _finishing(self, record: LeaseRecord) -> Job:
+    def _finishing(self, record: LeaseRecord, how: Closing) -> Job:
         yield from self._confirms.registration(record)
         yield from self._stores.flush(record)
-        self.release(record, how=Closing.FINISHED)
+        self.release(record, how=how)
 
     def _sweeping(self, tier: Tier) -> Job:
         pool = self._world.pool(tier)

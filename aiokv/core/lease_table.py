@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
+from aiokv.core.counters import Phase
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
@@ -71,6 +72,7 @@ class AcquireRequest:
     first_chunk: int | None = None
     align: int = 1
     priority: int = 0
+    phase: Phase = Phase.FIRST
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= self.keys.num_tokens:
@@ -199,6 +201,11 @@ class LeaseRecord:
         except KeyError:
             name = f"the lease of request {self.request.request_id!r}"
             raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+
+    def resumption(self) -> AcquireRequest:
+        """What asks for all tokens known now, with the same options: a request that goes on after a preemption."""
+        keys = self.keys.copy()
+        return replace(self.request, keys=keys, prompt_tokens=keys.num_tokens, phase=Phase.RESUMED)
 
     def held_slots(self) -> SlotArray:
         """Every GPU slot that this lease pins, in eviction order: the tail of the prefix first."""

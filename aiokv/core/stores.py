@@ -24,6 +24,7 @@ from aiokv.core.planner import AcquirePlan
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.model.ids import Direction, IntArray, SlotArray, Tier
+from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason, Outcome
 
 __all__ = ["Offer", "Stores"]
@@ -34,6 +35,8 @@ class Offer:
     """Registered GPU blocks of one lease and group that have not been considered for the CPU tier yet."""
 
     record: LeaseRecord
+    keys: BlockKeys
+    """Those of the lease when it made the offer: it may have been truncated since."""
     group: int
     positions: IntArray
     slots: SlotArray
@@ -55,7 +58,8 @@ class Stores:
     def offer_hits(self, record: LeaseRecord, plan: AcquirePlan) -> None:
         """Offer every GPU hit of an admitted lease: its CPU copy is touched, or made."""
         for index, group in enumerate(plan.groups):
-            self.offer(Offer(record=record, group=index, positions=group.hit_positions, slots=group.hit_slots))
+            positions, slots = group.hit_positions, group.hit_slots
+            self.offer(Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots))
 
     def offer(self, offer: Offer) -> None:
         """Put blocks into the backlog; they are planned in later slices."""
@@ -126,7 +130,7 @@ class Stores:
         if cpu is None:
             return np.zeros(0, np.int64)
         step = world.geometry.hashes_per_block(offer.group)
-        digests = digests_at(offer.record.keys, step=step, positions=positions)
+        digests = digests_at(offer.keys, step=step, positions=positions)
         on_gpu = world.gpu.find(digests, offer.group)
         is_current = on_gpu.present & (on_gpu.slots == slots)
         on_cpu = cpu.find(digests, offer.group)
@@ -157,7 +161,7 @@ class Stores:
             transfer_id=world.inflight.next_id(),
             direction=Direction.STORE,
             group=offer.group,
-            keys=record.keys,
+            keys=offer.keys,
             positions=positions[: len(targets)],
             sources=sources,
             targets=targets,

@@ -127,6 +127,11 @@ def read_load_failed_tokens(view: View) -> Iterable[Reading]:
         yield Reading((Source.CPU.value,), view.core.counters.load_failed_tokens)
 
 
+def read_truncated_tokens(view: View) -> Iterable[Reading]:
+    """Written, then given up."""
+    yield Reading((), view.core.counters.truncated_tokens)
+
+
 def read_cancellations(view: View) -> Iterable[Reading]:
     """Cancelled and timed out requests, by what they waited for."""
     for stage, count in view.stats.cancellations.items():

@@ -22,7 +22,9 @@ from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred, Hit
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.entry import Entry
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.waiting import Rank, stand_in_line
 
 __all__ = ["Lease"]
@@ -130,6 +132,23 @@ class Lease:
         self._check_open()
         self._record.keys.append(token_ids)
 
+    def truncate(self, num_tokens: int) -> int | Deferred:
+        """Forget the tokens from `num_tokens` on; returns how many are still confirmed: compute goes on from there.
+
+        Room stays, block tables may change. Blocks that can be found stay in the cache and get a successor of this
+        lease's own, so inside such a block what is confirmed shrinks to its beginning. `Deferred`, and nothing has
+        changed, if there are no slots for that. `InvalidTransition` before READY; `UsageError` for less than
+        `prefix_tokens`, inside a media span, for a window or chunk whose blocks have been given back already, and in
+        recurrent groups for a length whose state is not held. The state of the new length is in the block table.
+        """
+        self._check_open()
+        _check_count("num_tokens", num_tokens)
+        if self._offloader.is_quiet and num_tokens < self._record.confirmed:
+            return self._offloader.core.defer_queued()
+        confirmed = self._offloader.core.truncate(self._record, num_tokens)
+        self._offloader.progress()
+        return confirmed
+
     def confirm(
         self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
     ) -> None:
@@ -222,6 +241,16 @@ class Lease:
     def finish(self) -> None:
         """The request is complete: flush what is still to be stored, then give everything back."""
         self.close(Closing.FINISHED)
+
+    def preempt(self) -> Preempted:
+        """`finish`, and keep what it takes to go on later: the answer holds tokens and options, and no blocks.
+
+        As with `finish`, a block that is being stored comes back when its copy has ended.
+        """
+        self._check_open()
+        request = self._record.resumption()
+        self.close(Closing.PREEMPTED)
+        return Preempted(self._offloader, request, entry=Entry(self._offloader, make_lease=Lease))
 
     def release(self, *, after: object = None) -> None:
         """Give everything back now; `after` is the fence of the last kernel that reads the blocks."""

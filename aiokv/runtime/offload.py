@@ -130,8 +130,8 @@ class Offloader:
 
     def close_lease(self, record: LeaseRecord, *, how: Closing) -> None:
         """Give a lease back, by the way it ended; whoever waits for it is told."""
-        if how is Closing.FINISHED:
-            self.core.finish(record)
+        if how in (Closing.FINISHED, Closing.PREEMPTED):
+            self.core.finish(record, how=how)
         else:
             self.core.release(record, how=how)
         opened = self.stats.opened_at.pop(record.lease_id, None)

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from aiokv.core.cache import CacheState
+from aiokv.core.counters import Phase, Source
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
@@ -79,6 +80,7 @@ class Host:
         self.capacity = {Tier.GPU: gpu_blocks - 1, Tier.CPU: cpu_blocks}
         self.content: dict[Tier, dict[int, Content]] = {Tier.GPU: {}, Tier.CPU: {}}
         self.leases: dict[int, LeaseRecord] = {}
+        self.preempted: list[tuple[AcquireRequest, int]] = []
         self.queued: list[Transfer] = []
         self.running: list[Transfer] = []
         self.seen: Counter[str] = Counter()
@@ -90,7 +92,7 @@ class Host:
         self._stamps: dict[int, tuple[int, int]] = {}
         self._resets = {Tier.GPU: 0, Tier.CPU: 0}
         self._arrived: dict[int, set[tuple[int, int]]] = {}
-        self._expected: Counter[str] = Counter()
+        self._expected: Counter[tuple[Source, Phase]] = Counter()
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
         self._counted: dict[str, int] = {}
@@ -147,6 +149,28 @@ class Host:
             first_chunk=first_chunk,
             align=align,
         )
+        return self._ask(request, stream)
+
+    def preempt(self, record: LeaseRecord) -> None:
+        """The request gives its blocks back and waits in `preempted`."""
+        self.preempted.append((self.cache.preempt(record), self._streams[record.lease_id]))
+        self.seen["preempted"] += 1
+        self.settle()
+
+    def resume(self, pick: int) -> LeaseRecord | Deferred:
+        """A preempted request asks for all its tokens again."""
+        request, stream = self.preempted[pick]
+        assert request.keys.tokens(0, request.prompt_tokens).tolist() == stream_tokens(stream, 0, request.prompt_tokens)
+        assert request.phase is Phase.RESUMED
+        record = self._ask(request, stream)
+        if isinstance(record, LeaseRecord):
+            del self.preempted[pick]
+            self._owned.add(record.lease_id)
+            self.seen["resumed"] += 1
+            self.seen["resumed with a prefix"] += record.length > 0
+        return record
+
+    def _ask(self, request: AcquireRequest, stream: int) -> LeaseRecord | Deferred:
         layout = self._reachable(stream)
         before = self.cache.snapshot()
         busy = self.cache.live_leases or self.cache.unfinished_transfers
@@ -208,6 +232,33 @@ class Host:
             record.keys = record.keys.copy()
             self._owned.add(record.lease_id)
         record.keys.append(stream_tokens(self._streams[record.lease_id], start, stop))
+
+    def truncate(self, record: LeaseRecord, num_tokens: int, *, stream: int | None = None) -> int | Deferred:
+        """Forget the tokens from `num_tokens` on; what follows is of `stream`. A refusal must change nothing."""
+        before, kept = self.cache.snapshot(), (record.confirmed, record.keys.num_tokens)
+        in_flight = [(transfer.keys, transfer.keys.num_tokens) for transfer in self.cache.transfers()]
+        try:
+            confirmed = self.cache.truncate(record, num_tokens)
+        except (UsageError, CapacityError):
+            assert (self.cache.snapshot(), record.confirmed, record.keys.num_tokens) == (before, *kept)
+            raise
+        assert all(keys.num_tokens == tokens for keys, tokens in in_flight), "a copy lost its names"
+        if isinstance(confirmed, Deferred):
+            assert (self.cache.snapshot(), record.confirmed, record.keys.num_tokens) == (before, *kept)
+            self.seen["truncation deferred"] += 1
+            return confirmed
+        assert record.length <= confirmed == record.confirmed <= num_tokens == record.keys.num_tokens
+        if confirmed < kept[0]:
+            self._check_states(record)
+        self._owned.add(record.lease_id)
+        if stream is not None:
+            mine = stream_tokens(self._streams[record.lease_id], 0, num_tokens)
+            if mine == stream_tokens(stream, 0, num_tokens):
+                self._streams[record.lease_id] = stream
+        self.seen["truncated"] += 1
+        self.seen["truncated what was written"] += confirmed < kept[0]
+        self.settle()
+        return confirmed
 
     def confirm(
         self,
@@ -280,7 +331,7 @@ class Host:
         if outcome is Outcome.OK:
             self._check_sources(transfer)
             for position, slot in zip(transfer.positions.tolist(), transfer.bound_targets.tolist(), strict=True):
-                name = self.digest(self._streams[transfer.owner], transfer.group, position)
+                name = self.digest(self._stream_of(transfer), transfer.group, position)
                 self.content[target][slot] = Content(transfer.group, name, fresh=self._is_current(transfer.owner))
         if outcome is Outcome.LOST:
             self.lost_slots |= {(target, s) for s in transfer.bound_targets.tolist()}
@@ -475,6 +526,22 @@ class Host:
         for record in self._waiters(transfer):
             self._arrived[record.lease_id] |= self._shared(record, transfer)
 
+    def _stream_of(self, transfer: Transfer) -> int:
+        """The stream that a transfer's blocks are of: its owner may go on with another one since."""
+        stop = (int(transfer.positions[-1]) + 1) * self.sizes[transfer.group]
+        tokens = transfer.keys.tokens(0, stop).tolist()
+        return next(stream for stream in range(len(FORKS)) if stream_tokens(stream, 0, stop) == tokens)
+
+    def _check_states(self, record: LeaseRecord) -> None:
+        """The state after exactly the confirmed tokens is in the table of every recurrent group."""
+        for group in record.state_slots:
+            position = record.confirmed // self.sizes[group] - 1
+            if position >= 0:
+                held = self.content[Tier.GPU].get(int(record.tables[group].view()[position]))
+                name = self.digest(self._streams[record.lease_id], group, position)
+                assert held is not None, f"the state of {record.confirmed} tokens is garbage"
+                assert (held.group, held.digest) == (group, name)
+
     def _tiers(self, transfer: Transfer) -> tuple[Tier, Tier]:
         return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
 
@@ -482,7 +549,7 @@ class Host:
         source, _ = self._tiers(transfer)
         for position, slot in zip(transfer.positions.tolist(), transfer.sources.tolist(), strict=True):
             held = self.content[source].get(slot)
-            name = self.digest(self._streams[transfer.owner], transfer.group, position)
+            name = self.digest(self._stream_of(transfer), transfer.group, position)
             assert held is not None, f"{transfer.direction.value} reads garbage in {source.value} slot {slot}"
             assert (held.group, held.digest) == (transfer.group, name), f"slot {slot} holds another block"
 
@@ -641,7 +708,10 @@ class Host:
         else:
             hit = record.delivered
             self.seen["left while loading"] += 1
-        self._expected.update(gpu=hit.gpu_tokens, cpu=hit.cpu_tokens, compute=hit.compute_tokens)
+        phase = record.request.phase
+        self._expected[Source.GPU, phase] += hit.gpu_tokens
+        self._expected[Source.CPU, phase] += hit.cpu_tokens
+        self._expected[Source.COMPUTE, phase] += hit.compute_tokens
 
     def _outcome(self, record: LeaseRecord) -> Hit:
         """Where the tokens of a lease came from, by the copies that arrived for it."""
@@ -660,9 +730,7 @@ class Host:
 
     def _check_counters(self) -> None:
         """Counters never fall, and the tokens of all admitted requests are attributed by source (invariant 13)."""
-        totals: Counter[str] = Counter()
-        for (source, _), tokens in self.cache.counters.prompt_tokens.items():
-            totals[source.value] += tokens
+        totals = Counter(self.cache.counters.prompt_tokens)
         assert +totals == +self._expected, (totals, self._expected)
         now = _flattened(self.cache)
         fallen = {name: value for name, value in now.items() if value < self._counted.get(name, 0)}

@@ -156,6 +156,28 @@ class CacheMachine(RuleBasedStateMachine):
         self.host.confirm(record, stop, publish_to=publish, states=states)
 
     @precondition(lambda self: self.host.leases)
+    @rule(
+        pick=PICKS,
+        rejected=st.integers(0, 9) | st.integers(0, LONGEST_PROMPT),
+        stream=STREAMS,
+        again=st.sampled_from([0, 0, 3, 9]),
+    )
+    def truncate(self, pick: int, rejected: int, stream: int, again: int) -> None:
+        """Forget tokens, go on with those of another stream."""
+        record = self.lease(pick)
+        if not record.is_open or record.state is not LeaseState.READY:
+            self.refused(record)
+            return
+        try:
+            self.host.truncate(record, record.keys.num_tokens - rejected, stream=stream)
+        except UsageError:
+            self.seen["truncation refused"] += 1
+        except CapacityError:
+            self.seen["truncation never fits"] += 1
+        if again:
+            self.decode(pick, again)
+
+    @precondition(lambda self: self.host.leases)
     @rule(pick=PICKS)
     def compute_prompt(self, pick: int) -> None:
         self.confirm(pick, LONGEST_PROMPT, None, Captures.A_STATE)
@@ -169,6 +191,22 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(pick=PICKS)
     def finish(self, pick: int) -> None:
         self.host.finish(self.lease(pick))
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS)
+    def preempt(self, pick: int) -> None:
+        record = self.lease(pick)
+        if record.is_open:
+            self.host.preempt(record)
+        self.refused(record)
+
+    @precondition(lambda self: self.host.preempted)
+    @rule(pick=PICKS)
+    def resume(self, pick: int) -> None:
+        try:
+            self.host.resume(pick % len(self.host.preempted))
+        except CapacityError:
+            self.seen["never fits again"] += 1
 
     @precondition(lambda self: self.host.leases)
     @rule(pick=PICKS)
@@ -300,9 +338,10 @@ class CacheMachine(RuleBasedStateMachine):
     def refused(self, record: LeaseRecord) -> None:
         """A lease that is on its way out refuses everything, one that is not ready cannot be confirmed."""
         cache, before = self.host.cache, self.host.cache.snapshot()
-        calls: list[Callable[[], object]] = [lambda: cache.confirm(record, 0)]
+        calls: list[Callable[[], object]] = [lambda: cache.confirm(record, 0), lambda: cache.truncate(record, 1)]
         if not record.is_open:
             calls += [lambda: cache.try_extend(record, 1), lambda: cache.block_ids(record, group=0)]
+            calls += [lambda: cache.preempt(record)]
         for call in calls:
             with pytest.raises(UsageError):
                 call()

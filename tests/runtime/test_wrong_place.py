@@ -54,6 +54,8 @@ async def test_another_thread() -> None:
             lambda: case.kv.close(),
             lambda: lease.block_table(GROUP),
             lambda: lease.confirm(1),
+            lambda: lease.truncate(1),
+            lease.preempt,
             lambda: lease.add_done_callback(print),
             lease.finish,
             lease.release,
