@@ -79,6 +79,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.confirm: ("num_tokens", "after", "publish_to", "states"),
     Lease.truncate: ("num_tokens",),
     Lease.preempt: (),
+    Lease.try_fork: ("request_id", "at"),
     Preempted.try_resume: (),
     Preempted.resume: ("timeout",),
     Preempted.close: (),

@@ -16,7 +16,7 @@ from aiokv.core.block_table import ClaimSegment
 from aiokv.core.counters import Closing, LookupResult
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, Epochs, GroupShare, LeaseEvent, LeaseRecord, LeaseState
-from aiokv.core.lookup import find_residency
+from aiokv.core.lookup import Residency, find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
 from aiokv.core.slices import Job
 from aiokv.core.stores import Stores
@@ -60,6 +60,11 @@ class Admission:
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
+        return self.try_admit(request, residency)
+
+    def try_admit(self, request: AcquireRequest, residency: Residency) -> LeaseRecord | Deferred:
+        """Admit a request with what it is to hit, found in this same step."""
+        world = self._world
         plan = plan_acquire(
             world.geometry,
             request,

@@ -68,6 +68,7 @@ class Counters:
     __slots__ = (
         "alloc_failures",
         "evicted_blocks",
+        "forks",
         "interleaved_runs",
         "leases_closed",
         "leases_opened",
@@ -91,6 +92,7 @@ class Counters:
         self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.truncated_tokens = 0
+        self.forks = 0
         self.leases_opened = 0
         self.leases_closed = dict.fromkeys(Closing, 0)
 

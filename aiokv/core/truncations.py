@@ -49,7 +49,7 @@ class Truncations:
         self._admission = admission
 
     def truncate(self, record: LeaseRecord, num_tokens: int) -> int | Deferred:
-        """Know the first `num_tokens` tokens only; returns how many of them are still confirmed.
+        """Keep the first `num_tokens` tokens; returns how many of them are still confirmed.
 
         `Deferred`, and nothing has changed, when there are no slots for positions that must be written again.
         """
@@ -147,6 +147,7 @@ class Truncations:
 
 
 def _check(record: LeaseRecord, num_tokens: int) -> None:
+    record.check_open()
     if record.state is not LeaseState.READY:
         name = f"the lease of request {record.request.request_id!r}"
         raise InvalidTransition(name, state=record.state.value, event="be truncated")

@@ -207,6 +207,12 @@ _LEASES: Final = (
         read=readers.read_leases_opened,
     ),
     Family(
+        name="aiokv_forks",
+        kind=Kind.COUNTER,
+        help="Requests admitted as a fork of another lease.",
+        read=readers.read_forks,
+    ),
+    Family(
         name="aiokv_leases_closed",
         kind=Kind.COUNTER,
         labels=("how",),

@@ -239,6 +239,11 @@ def read_leases_opened(view: View) -> Iterable[Reading]:
     yield Reading((), view.core.counters.leases_opened)
 
 
+def read_forks(view: View) -> Iterable[Reading]:
+    """Admitted with what another lease holds."""
+    yield Reading((), view.core.counters.forks)
+
+
 def read_leases_closed(view: View) -> Iterable[Reading]:
     """By the way they ended."""
     for how, count in view.core.counters.leases_closed.items():

@@ -17,7 +17,7 @@ from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import Deferred
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
-from aiokv.runtime.entry import Entry
+from aiokv.runtime.entry import Entry, check_request_id
 from aiokv.runtime.hashing import KeyOptions, hash_in_slices, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
@@ -53,8 +53,7 @@ class Intake:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request_id, str) or not self.request_id:
-            raise UsageError(f"request_id must be a non-empty string, not {self.request_id!r}")
+        check_request_id(self.request_id)
         _check_whole("reserve_tokens", self.reserve_tokens, at_least=0)
         _check_whole("align", self.align, at_least=1)
         if self.first_chunk is not None:

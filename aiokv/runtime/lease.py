@@ -22,7 +22,7 @@ from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred, Hit
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
-from aiokv.runtime.entry import Entry
+from aiokv.runtime.entry import Entry, check_request_id
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.waiting import Rank, stand_in_line
@@ -145,9 +145,28 @@ class Lease:
         _check_count("num_tokens", num_tokens)
         if self._offloader.is_quiet and num_tokens < self._record.confirmed:
             return self._offloader.core.defer_queued()
-        confirmed = self._offloader.core.truncate(self._record, num_tokens)
+        confirmed = self._offloader.core.truncations.truncate(self._record, num_tokens)
         self._offloader.progress()
         return confirmed
+
+    def try_fork(self, request_id: str, *, at: int | None = None) -> Lease | Deferred:
+        """A second lease over the first `at` tokens (default: all confirmed), with the same options; or `Deferred`.
+
+        It shares the whole blocks of confirmed tokens that this lease holds, up to its own `prefix_tokens`: all `at`
+        tokens where they end with a block (the logits are this lease's), else computes the last ones again. It needs
+        no copy. `InvalidTransition` before READY; `UsageError` after a reset of the GPU tier; `CapacityError` if it
+        could never fit.
+        """
+        self._check_open()
+        offloader = self._offloader
+        offloader.enter_for_intake()
+        check_request_id(request_id)
+        if at is not None:
+            _check_count("at", at)
+        tokens = self._record.confirmed if at is None else at
+        request = offloader.core.forks.plan(self._record, request_id=request_id, num_tokens=tokens)
+        attempt = partial(offloader.admitted, partial(offloader.core.forks.try_fork, self._record, request))
+        return self._entry().try_in_turn(request, attempt)
 
     def confirm(
         self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
@@ -250,7 +269,7 @@ class Lease:
         self._check_open()
         request = self._record.resumption()
         self.close(Closing.PREEMPTED)
-        return Preempted(self._offloader, request, entry=Entry(self._offloader, make_lease=Lease))
+        return Preempted(self._offloader, request, entry=self._entry())
 
     def release(self, *, after: object = None) -> None:
         """Give everything back now; `after` is the fence of the last kernel that reads the blocks."""
@@ -281,6 +300,9 @@ class Lease:
         if self.state is not LeaseState.RELEASED and self.capacity_tokens == granted:
             self._offloader.core.undo_extend(self._record, before)
             self._offloader.progress()
+
+    def _entry(self) -> Entry:
+        return Entry(self._offloader, make_lease=Lease)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._offloader.loop, request_id=self.request_id, timeout=timeout)

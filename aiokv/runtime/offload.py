@@ -18,6 +18,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 from aiokv.backends.base import Backend, WakeMode
@@ -119,9 +120,13 @@ class Offloader:
     # Leases.
 
     def try_admit(self, request: AcquireRequest) -> LeaseRecord | Deferred:
-        """One admission attempt, timed, and everything that follows from it."""
+        """One attempt at admitting a request."""
+        return self.admitted(partial(self.core.try_acquire, request))
+
+    def admitted(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
+        """The result of one admission attempt, which is timed, and everything that follows from it."""
         started = time.perf_counter()
-        result = self.core.try_acquire(request)
+        result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
         if isinstance(result, LeaseRecord):
             self.stats.opened_at[result.lease_id] = time.monotonic()

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Phase, Source
+from aiokv.core.counters import Closing, Phase, Source
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
@@ -153,9 +153,55 @@ class Host:
 
     def preempt(self, record: LeaseRecord) -> None:
         """The request gives its blocks back and waits in `preempted`."""
-        self.preempted.append((self.cache.preempt(record), self._streams[record.lease_id]))
+        self.preempted.append((record.resumption(), self._streams[record.lease_id]))
+        self.cache.finish(record, how=Closing.PREEMPTED)
         self.seen["preempted"] += 1
         self.settle()
+
+    def fork(self, record: LeaseRecord, num_tokens: int) -> LeaseRecord | Deferred:
+        """A second lease over the first tokens of a lease; a refusal must change nothing."""
+        before = self.cache.snapshot()
+        name = f"{record.request.request_id}f{num_tokens}"
+        try:
+            request = self.cache.forks.plan(record, request_id=name, num_tokens=num_tokens)
+            forked = self.cache.forks.try_fork(record, request)
+        except (UsageError, CapacityError):
+            assert self.cache.snapshot() == before, "a refused call changed something"
+            raise
+        if isinstance(forked, Deferred):
+            assert self.cache.snapshot() == before, "a deferred fork changed something"
+            self.seen["fork deferred"] += 1
+            return forked
+        self._adopt(forked, self._streams[record.lease_id])
+        self._owned.add(forked.lease_id)
+        self._check_fork(forked, record)
+        self.settle()
+        return forked
+
+    def _check_fork(self, forked: LeaseRecord, parent: LeaseRecord) -> None:
+        """It starts at the last length at which its parent holds all that is read, by the masks, and shares that."""
+        tokens = min(forked.request.prompt_tokens, parent.confirmed)
+        step = self.geometry.alignment(forked.request.align)
+        valid = [length for length in range(0, tokens + 1, step) if length == 0 or self._holds(parent, length)]
+        if any(spec.lookahead for spec in self.geometry.groups):
+            valid = [length for length in valid if length <= forked.length]
+        assert forked.length in (valid[-1], 0), (forked.length, valid)
+        assert forked.hit == _hit(Counter(gpu=forked.length, compute=forked.request.prompt_tokens - forked.length))
+        for mine, theirs, spec, block in zip(
+            forked.tables, parent.tables, self.geometry.groups, self.sizes, strict=True
+        ):
+            for position in range(forked.length // block):
+                shared = mine.view()[position] == theirs.view()[position]
+                assert shared or not _covers(spec, block, forked.length, position)
+        self.seen["forked"] += 1
+        self.seen["forked with a prefix"] += forked.length > 0
+
+    def _holds(self, record: LeaseRecord, length: int) -> bool:
+        return all(
+            record.tables[group].view()[position] or not _covers(spec, block, length, position)
+            for group, (spec, block) in enumerate(zip(self.geometry.groups, self.sizes, strict=True))
+            for position in range(length // block)
+        )
 
     def resume(self, pick: int) -> LeaseRecord | Deferred:
         """A preempted request asks for all its tokens again."""
@@ -238,7 +284,7 @@ class Host:
         before, kept = self.cache.snapshot(), (record.confirmed, record.keys.num_tokens)
         in_flight = [(transfer.keys, transfer.keys.num_tokens) for transfer in self.cache.transfers()]
         try:
-            confirmed = self.cache.truncate(record, num_tokens)
+            confirmed = self.cache.truncations.truncate(record, num_tokens)
         except (UsageError, CapacityError):
             assert (self.cache.snapshot(), record.confirmed, record.keys.num_tokens) == (before, *kept)
             raise

@@ -299,7 +299,7 @@ def test_not_while_loading_nor_afterwards() -> None:
     assert h.truncate(record, 20) == 16
     h.release(record)
     with pytest.raises(LeaseReleased):
-        h.cache.truncate(record, 20)
+        h.cache.truncations.truncate(record, 20)
     h.tear_down()
 
 
@@ -312,9 +312,9 @@ def test_a_media_span_is_not_cut() -> None:
     before = cache.snapshot()
     for tokens in (10, 14):
         with pytest.raises(UsageError, match="inside a media span"):
-            cache.truncate(record, tokens)
+            cache.truncations.truncate(record, tokens)
     assert (cache.snapshot(), record.keys.num_tokens, record.confirmed) == (before, 24, 24)
-    assert cache.truncate(record, 15) == 12
+    assert cache.truncations.truncate(record, 15) == 12
 
 
 def test_a_reset_does_not_make_a_shared_block_writable() -> None:

@@ -193,6 +193,43 @@ class CacheMachine(RuleBasedStateMachine):
         self.host.finish(self.lease(pick))
 
     @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS, fewer=st.sampled_from([0, 0, 1, 5, 17]), go_on=PICKS)
+    def fork(self, pick: int, fewer: int, go_on: int) -> None:
+        """Both go on: the fork first, then its parent."""
+        record = self.lease(pick)
+        tokens = record.confirmed - fewer if record.confirmed > fewer else record.keys.num_tokens
+        if not record.is_open or record.state is not LeaseState.READY:
+            self.refused(record)
+            return
+        try:
+            forked = self.host.fork(record, tokens)
+        except (UsageError, CapacityError) as error:
+            self.seen[f"fork refused: {type(error).__name__}"] += 1
+            return
+        if isinstance(forked, LeaseRecord) and go_on:
+            self.decode(list(self.host.leases.values()).index(forked), go_on)
+            self.decode(pick, go_on)
+
+    @precondition(lambda self: self.ready())
+    @rule(pick=PICKS, rejected=st.integers(1, 20), stream=STREAMS, forks=st.integers(0, 2))
+    def edit(self, pick: int, rejected: int, stream: int, forks: int) -> None:
+        """Compute, perhaps fork, and write the last tokens anew."""
+        record = self.ready()[pick % len(self.ready())]
+        pick = list(self.host.leases.values()).index(record)
+        self.compute_prompt(pick)
+        for _ in range(forks):
+            self.fork(pick, 0, 0)
+        self.truncate(pick, rejected, stream, 9)
+
+    @precondition(lambda self: self.ready())
+    @rule(pick=PICKS)
+    def swap_out_and_in(self, pick: int) -> None:
+        record = self.ready()[pick % len(self.ready())]
+        self.compute_prompt(list(self.host.leases.values()).index(record))
+        self.host.preempt(record)
+        self.resume(len(self.host.preempted) - 1)
+
+    @precondition(lambda self: self.host.leases)
     @rule(pick=PICKS)
     def preempt(self, pick: int) -> None:
         record = self.lease(pick)
@@ -316,6 +353,10 @@ class CacheMachine(RuleBasedStateMachine):
     def lease(self, pick: int) -> LeaseRecord:
         return list(self.host.leases.values())[pick % len(self.host.leases)]
 
+    def ready(self) -> list[LeaseRecord]:
+        """Leases that can be used."""
+        return [record for record in self.host.leases.values() if record.is_open and record.state is LeaseState.READY]
+
     def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
         self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
         self.host.end(transfer, outcome)
@@ -338,10 +379,13 @@ class CacheMachine(RuleBasedStateMachine):
     def refused(self, record: LeaseRecord) -> None:
         """A lease that is on its way out refuses everything, one that is not ready cannot be confirmed."""
         cache, before = self.host.cache, self.host.cache.snapshot()
-        calls: list[Callable[[], object]] = [lambda: cache.confirm(record, 0), lambda: cache.truncate(record, 1)]
+        calls: list[Callable[[], object]] = [
+            lambda: cache.confirm(record, 0),
+            lambda: cache.truncations.truncate(record, 1),
+        ]
         if not record.is_open:
             calls += [lambda: cache.try_extend(record, 1), lambda: cache.block_ids(record, group=0)]
-            calls += [lambda: cache.preempt(record)]
+        calls.append(lambda: cache.forks.plan(record, request_id="fork", num_tokens=1))
         for call in calls:
             with pytest.raises(UsageError):
                 call()

@@ -56,6 +56,7 @@ async def test_another_thread() -> None:
             lambda: lease.confirm(1),
             lambda: lease.truncate(1),
             lease.preempt,
+            lambda: lease.try_fork("fork"),
             lambda: lease.add_done_callback(print),
             lease.finish,
             lease.release,
