@@ -6,7 +6,6 @@ tokens, those generated so far included, as the prompt: what is still cached is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, final
 
@@ -61,7 +60,7 @@ class Preempted:
         self._offloader.enter_for_intake()
         self._check_waiting("be resumed")
         self._request.keys.hash_more(self._request.keys.num_blocks)
-        granted = self._entry.try_now(self._copy())
+        granted = self._entry.try_now(self._request)
         if not isinstance(granted, Deferred):
             self._state = _State.RESUMED
         return granted
@@ -88,16 +87,12 @@ class Preempted:
         self._state = _State.RESUMING
         try:
             await hash_in_slices(self._request.keys)
-            lease = await self._entry.acquire(self._copy(), deadline=deadline)
+            lease = await self._entry.acquire(self._request, deadline=deadline)
         except BaseException:
             self._state = _State.WAITING
             raise
         self._state = _State.RESUMED
         return lease
-
-    def _copy(self) -> AcquireRequest:
-        """A lease lets its keys grow: these stay as they are."""
-        return replace(self._request, keys=self._request.keys.copy())
 
     def _check_waiting(self, event: str) -> None:
         if self._state is not _State.WAITING:

@@ -85,6 +85,17 @@ def test_all_groups_go_on_from_one_length() -> None:
     h.tear_down()
 
 
+def test_going_back_in_one_group_may_take_another_one_back_further() -> None:
+    """23 -> 16 and 12, then 12 lies inside a findable block of 8 tokens, then 8 inside one of 12."""
+    h = host(COARSE, FullAttention("twelve", block_size=12))
+    record = h.admit(0, 24)
+    h.confirm(record, 24)
+    assert h.truncate(record, 23) == 0
+    h.confirm(record, 23)
+    h.check()
+    h.tear_down()
+
+
 def test_a_block_that_was_not_published_is_written_on() -> None:
     h = host()
     record = h.admit(0, 24)
@@ -213,6 +224,9 @@ def test_positions_given_back_get_slots_again_where_nothing_before_them_is_read(
     assert 0 not in after[8:]
     h.append(record, 20)
     h.confirm(record, 52)
+    assert table(h, record)[:12] == [0] * 12, "given back again"
+    h.check()
+    assert h.truncate(record, 32) == 32
     h.check()
     h.tear_down()
 
@@ -249,7 +263,7 @@ def test_a_recurrent_group_is_truncated_to_a_captured_state_only() -> None:
     h.tear_down()
 
 
-def test_states_beyond_the_new_end_leave_the_table() -> None:
+def test_only_the_last_state_is_held() -> None:
     h = host(STATE, cpu=0)
     record = h.admit(0, 24)
     h.confirm(record, 16, states=(16,))
@@ -272,6 +286,18 @@ def test_without_a_prefix_everything_may_be_computed_again() -> None:
     with pytest.raises(UsageError, match="holds no state of exactly 4 tokens"):
         h.truncate(record, 4)
     assert h.truncate(record, 3) == 0
+    h.check()
+    h.tear_down()
+
+
+def test_a_state_beyond_the_new_end_is_let_go() -> None:
+    h = host(STATE, FULL)
+    record = h.admit(0, 16)
+    h.confirm(record, 8, states=(8,))
+    assert h.truncate(record, 3) == 0
+    assert set(table(h, record)) == {0}
+    h.append(record, 13)
+    h.confirm(record, 8, states=(8,))
     h.check()
     h.tear_down()
 
