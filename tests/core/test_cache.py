@@ -203,7 +203,7 @@ def test_without_a_cpu_tier_nothing_is_stored_or_loaded() -> None:
     h.turn()
     assert not h.queued
     assert h.letters(0)[:5] == "gggg-"
-    assert CPU not in h.tiers()
+    assert CPU not in h.cache.pools()
     with pytest.raises(UsageError):
         h.place(0, [0], tier=CPU)
     h.reset()
@@ -457,7 +457,7 @@ def test_a_lost_cpu_tier_is_not_looked_up_any_more() -> None:
 
 
 def test_a_lost_store_takes_both_sides_out_of_use() -> None:
-    h = host()
+    h = host(gpu=8)
     record = h.admit(0, 17)
     h.confirm(record, 17)
     h.turn()
@@ -1083,15 +1083,29 @@ def test_a_prompt_is_computed_anew_after_a_reset_while_its_old_blocks_are_still_
 
 def test_placing_takes_free_slots_only_and_none_for_what_is_there_already() -> None:
     h = host(gpu=7, cpu=0)
-    h.place(0, range(2), tier=GPU)
-    h.place(1, range(4), tier=GPU)
+    h.place(0, [0, 1], tier=GPU)
+    h.place(0, [10, 11, 12, 13], tier=GPU)
     before = h.cache.snapshot()
     with pytest.raises(UsageError):
         h.place(0, range(3), tier=GPU)
     assert h.cache.snapshot() == before
-    h.place(0, range(2), tier=GPU)
-    h.admit(2, 16)
-    assert (h.letters(0)[:2], h.letters(1)[:4]) == ("gg", "gg--"), "placing again touches"
+    h.place(0, [0, 1], tier=GPU)
+    h.admit(1, 16)
+    assert h.letters(0)[:14] == "gg------------", "placing again touches"
+    h.tear_down()
+
+
+def test_placing_takes_no_slot_that_was_promised_to_an_admitted_request() -> None:
+    h = host(gpu=8, cpu=0, slice_blocks=1)
+    h.place(1, [0], tier=GPU)
+    h.place(1, [5], tier=GPU)
+    record = h.admit(0, 17)
+    assert (record.unnamed_claims, h.counts(GPU).free) == (4, 4)
+    before = h.cache.snapshot()
+    with pytest.raises(UsageError):
+        h.place(1, [0, 1, 2, 3], tier=GPU)
+    assert h.cache.snapshot() == before
+    h.check()
     h.tear_down()
 
 
