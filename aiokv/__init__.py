@@ -28,6 +28,7 @@ from aiokv.model.spec import (
 )
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.lease import Lease
+from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.run import run
 from aiokv.runtime.runtime import KVRuntime
 
@@ -58,6 +59,7 @@ __all__ = [
     "LeaseReleased",
     "LeaseState",
     "MediaSpan",
+    "Preempted",
     "RecurrentState",
     "RuntimeConfig",
     "SlidingWindow",

@@ -30,6 +30,7 @@ from aiokv import (
     Lease,
     LeaseState,
     MediaSpan,
+    Preempted,
     RecurrentState,
     RuntimeConfig,
     SlidingWindow,
@@ -45,8 +46,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = """
 AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError ChunkedLocal
 ConfigError CopyFailed DeclineReason Declined DeferReason Deferred EventsDropped ForeignBlock FullAttention GroupSpec
-Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan RecurrentState RuntimeConfig SlidingWindow
-StorePolicy Tier TierCleared TransferError UsageError run
+Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Preempted RecurrentState RuntimeConfig
+SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
 """
 TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
 
@@ -76,6 +77,12 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.extend: ("tokens",),
     Lease.try_extend: ("tokens",),
     Lease.confirm: ("num_tokens", "after", "publish_to", "states"),
+    Lease.truncate: ("num_tokens",),
+    Lease.preempt: (),
+    Lease.try_fork: ("request_id", "at"),
+    Preempted.try_resume: (),
+    Preempted.resume: ("timeout",),
+    Preempted.close: (),
     Lease.wait_on: ("stream",),
     Lease.ready: (),
     Lease.add_done_callback: ("callback",),

@@ -8,16 +8,16 @@ Rules
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.block_table import ClaimSegment
-from aiokv.core.counters import Closing, LookupResult, Phase
+from aiokv.core.counters import Closing, LookupResult
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
-from aiokv.core.lookup import find_residency
+from aiokv.core.lookup import Residency, find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
@@ -27,6 +27,9 @@ from aiokv.model.ids import Direction
 from aiokv.model.plan import DeferReason, Deferred, Outcome
 
 __all__ = ["Admission"]
+
+_FLUSHED: Final = (Closing.FINISHED, Closing.PREEMPTED)
+"""Endings that keep what the lease has queued to be stored."""
 
 
 @final
@@ -58,6 +61,11 @@ class Admission:
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
+        return self.try_admit(request, residency)
+
+    def try_admit(self, request: AcquireRequest, residency: Residency) -> LeaseRecord | Deferred:
+        """Admit a request with what it is to hit, found in this same step."""
+        world = self._world
         plan = plan_acquire(
             world.geometry,
             request,
@@ -105,7 +113,8 @@ class Admission:
         world.unclaim_gpu(record.unnamed_claims)
         record.claims.clear()
         self.attribute(record)
-        for transfer_id in sorted(record.waiting | (set() if how is Closing.FINISHED else record.storing)):
+        unwanted = set() if how in _FLUSHED else record.storing
+        for transfer_id in sorted(record.waiting | unwanted):
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
         world.unpin_gpu(record.held_slots())
@@ -117,7 +126,7 @@ class Admission:
         """Count the prompt of an admitted request by source, once (law 7)."""
         if not record.attributed:
             record.attributed = True
-            self._world.counters.count_delivered(record.delivered, phase=Phase.FIRST)
+            self._world.counters.count_delivered(record.delivered, phase=record.request.phase)
 
     def _refusal(self, plan: AcquirePlan) -> DeferReason | None:
         gpu = self._world.gpu

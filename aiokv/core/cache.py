@@ -20,6 +20,7 @@ from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters, EvictReason
 from aiokv.core.event_log import EventLog
+from aiokv.core.forks import Forks
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
@@ -29,8 +30,9 @@ from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
 from aiokv.core.store_queue import StoreQueue
+from aiokv.core.truncations import Truncations
 from aiokv.core.world import SCAN_LIMIT, Outbox, World
-from aiokv.errors import ConfigError, LeaseReleased
+from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
@@ -50,7 +52,10 @@ class CacheState:
     sliced work does `slice_blocks` blocks at a time.
     """
 
-    __slots__ = ("_admission", "_confirms", "_loads", "_room", "_store_queue", "_stores", "_world", "placement")
+    __slots__ = (
+        "_admission", "_confirms", "_loads", "_room", "_store_queue", "_stores", "_world", "forks", "placement",
+        "truncations",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -77,6 +82,8 @@ class CacheState:
         self._room = Room(self._world, admission=self._admission)
         self._loads = Loads(self._world, admission=self._admission)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
+        self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
+        self.truncations = Truncations(self._world, admission=self._admission)
         self.placement = Placement(self._world)
 
     @property
@@ -170,17 +177,17 @@ class CacheState:
 
     def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens: the lease's new room in tokens, or `Deferred` and nothing changed."""
-        _check_open(record)
+        record.check_open()
         return self._room.try_extend(record, tokens)
 
     def check_extend(self, record: LeaseRecord, tokens: int) -> None:
         """`CapacityError` if room for `tokens` more tokens can never be had, whoever waits."""
-        _check_open(record)
+        record.check_open()
         self._room.plan(record, tokens)
 
     def undo_extend(self, record: LeaseRecord, capacity: Sequence[int]) -> None:
         """Nobody took an extension: give back what each group has beyond `capacity[group]` tokens."""
-        _check_open(record)
+        record.check_open()
         self._room.undo_extend(record, capacity)
 
     def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> SlotArray:
@@ -188,13 +195,13 @@ class CacheState:
 
         Read-only, valid until the lease is extended.
         """
-        _check_open(record)
+        record.check_open()
         self._admission.finish_naming(record)
         return record.tables[group].view(start)
 
     def state_slots(self, record: LeaseRecord, *, group: int) -> SlotArray:
         """A recurrent group's working slot and the one for the next captured state (0: none left)."""
-        _check_open(record)
+        record.check_open()
         self._admission.finish_naming(record)
         return record.state_slots[group].view()
 
@@ -208,7 +215,7 @@ class CacheState:
         after: object = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`."""
-        _check_open(record)
+        record.check_open()
         self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
     def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
@@ -216,11 +223,14 @@ class CacheState:
         if record.state is not LeaseState.RELEASED:
             self._admission.release(record, how=how)
 
-    def finish(self, record: LeaseRecord) -> None:
-        """Flush what is still to be registered and stored, then give everything back. Idempotent."""
+    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED) -> None:
+        """Flush what is still to be registered and stored, then give everything back. Idempotent.
+
+        A preempted request goes on with what `record.resumption()` asked for before.
+        """
         if record.is_open:
             record.is_finishing = True
-            self._world.slices.start(self._finishing(record))
+            self._world.slices.start(self._finishing(record, how))
 
     def mark_submitted(self, transfer: Transfer) -> None:
         """The backend has taken this transfer; from now on only `complete` ends it."""
@@ -291,21 +301,16 @@ class CacheState:
         pools = {tier: self._world.pool(tier) for tier in Tier}
         return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
 
-    def _finishing(self, record: LeaseRecord) -> Job:
+    def _finishing(self, record: LeaseRecord, how: Closing) -> Job:
         yield from self._confirms.registration(record)
         yield from self._stores.flush(record)
-        self.release(record, how=Closing.FINISHED)
+        self.release(record, how=how)
 
     def _sweeping(self, tier: Tier) -> Job:
         pool = self._world.pool(tier)
         while pool is not None and pool.sweep(SCAN_LIMIT):
             yield
         self._world.capacity_generation += 1
-
-
-def _check_open(record: LeaseRecord) -> None:
-    if not record.is_open:
-        raise LeaseReleased(record.request.request_id)
 
 
 _EVENTS = {

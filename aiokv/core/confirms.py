@@ -134,7 +134,14 @@ class Confirms:
         blocks = KeyedBlocks(keys=record.keys, group=index, positions=positions)
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
         self._stores.offer(
-            Offer(record=record, group=index, positions=positions[is_new], slots=slots[is_new], after=record.after)
+            Offer(
+                record=record,
+                keys=record.keys,
+                group=index,
+                positions=positions[is_new],
+                slots=slots[is_new],
+                after=record.after,
+            )
         )
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:

@@ -55,6 +55,7 @@ class Closing(Enum):
 
     FINISHED = "finished"
     RELEASED = "released"
+    PREEMPTED = "preempted"
     CANCELLED = "cancelled"
     FINALIZER = "finalizer"
     SHUTDOWN = "shutdown"
@@ -67,6 +68,7 @@ class Counters:
     __slots__ = (
         "alloc_failures",
         "evicted_blocks",
+        "forks",
         "interleaved_runs",
         "leases_closed",
         "leases_opened",
@@ -76,6 +78,7 @@ class Counters:
         "store_skipped_blocks",
         "submitted_blocks",
         "transferred_blocks",
+        "truncated_tokens",
     )
 
     def __init__(self) -> None:
@@ -88,6 +91,8 @@ class Counters:
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
         self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
+        self.truncated_tokens = 0
+        self.forks = 0
         self.leases_opened = 0
         self.leases_closed = dict.fromkeys(Closing, 0)
 

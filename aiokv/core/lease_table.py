@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
-from aiokv.errors import InvalidTransition, UsageError
+from aiokv.core.counters import Phase
+from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit
@@ -71,6 +72,7 @@ class AcquireRequest:
     first_chunk: int | None = None
     align: int = 1
     priority: int = 0
+    phase: Phase = Phase.FIRST
 
     def __post_init__(self) -> None:
         if not 0 <= self.prompt_tokens <= self.keys.num_tokens:
@@ -188,6 +190,11 @@ class LeaseRecord:
         """Whether it may still be used: neither released nor about to be."""
         return self.state is not LeaseState.RELEASED and not self.is_finishing
 
+    def check_open(self) -> None:
+        """`LeaseReleased` unless it may still be used."""
+        if not self.is_open:
+            raise LeaseReleased(self.request.request_id)
+
     def has_unnamed(self, table: BlockTable, *, stop: int) -> bool:
         """Whether a claim of `table` at a position below `stop` has no slot yet."""
         return any(s.table is table and s.unnamed and s.positions[s.named] < stop for s in self.claims)
@@ -199,6 +206,19 @@ class LeaseRecord:
         except KeyError:
             name = f"the lease of request {self.request.request_id!r}"
             raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+
+    def resumption(self) -> AcquireRequest:
+        """What asks for all tokens known now, with the same options: a request that goes on after a preemption."""
+        keys = self.keys.copy()
+        return replace(self.request, keys=keys, prompt_tokens=keys.num_tokens, phase=Phase.RESUMED)
+
+    def branch(self, *, request_id: str, num_tokens: int) -> AcquireRequest:
+        """What asks for the first `num_tokens` tokens with the same options; `UsageError` if they are not known."""
+        if not 1 <= num_tokens <= self.keys.num_tokens:
+            raise UsageError(f"cannot fork {num_tokens} tokens: 1 to {self.keys.num_tokens} are known")
+        keys = self.keys.copy()
+        keys.truncate(num_tokens)
+        return replace(self.request, request_id=request_id, keys=keys, prompt_tokens=num_tokens, phase=Phase.FIRST)
 
     def held_slots(self) -> SlotArray:
         """Every GPU slot that this lease pins, in eviction order: the tail of the prefix first."""

@@ -27,6 +27,7 @@ from aiokv.core.slices import Job
 from aiokv.core.store_queue import StoreOrder, StoreQueue
 from aiokv.core.world import SCAN_LIMIT, World
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
+from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason
 
 __all__ = ["Choice", "Offer", "Offers"]
@@ -37,6 +38,8 @@ class Offer:
     """Registered GPU blocks of one lease and group that have not been considered for the CPU tier yet."""
 
     record: LeaseRecord
+    keys: BlockKeys
+    """Those of the lease when it made the offer: it may have been truncated since."""
     group: int
     positions: IntArray
     slots: SlotArray
@@ -73,7 +76,8 @@ class Offers:
     def admitted(self, record: LeaseRecord, plan: AcquirePlan) -> None:
         """Offer every GPU hit of a request that was let in: its CPU copy is touched, or made."""
         for index, group in enumerate(plan.groups):
-            self.offer(Offer(record=record, group=index, positions=group.hit_positions, slots=group.hit_slots))
+            positions, slots = group.hit_positions, group.hit_slots
+            self.offer(Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots))
 
     def offer(self, offer: Offer) -> None:
         """Put blocks into the backlog; they are planned in later slices."""
@@ -120,7 +124,7 @@ class Offers:
         offer.planned = stop
         positions, slots = offer.positions[start:stop], offer.slots[start:stop]
         step = self._world.geometry.hashes_per_block(offer.group)
-        digests = digests_at(offer.record.keys, step=step, positions=positions)
+        digests = digests_at(offer.keys, step=step, positions=positions)
         is_chosen = self._choice.choose(digests)
         if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
@@ -142,7 +146,7 @@ class Offers:
     def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
         record = offer.record
         order = StoreOrder(
-            blocks=KeyedBlocks(keys=record.keys.copy(), group=offer.group, positions=positions),
+            blocks=KeyedBlocks(keys=offer.keys.copy(), group=offer.group, positions=positions),
             sources=slots,
             epochs=Epochs(record.gpu_epoch, record.cpu_epoch),
             owner=record.lease_id,

@@ -77,6 +77,13 @@ _REQUESTS: Final = (
         read=readers.read_load_failed_tokens,
     ),
     Family(
+        name="aiokv_truncated_tokens",
+        kind=Kind.COUNTER,
+        unit="tokens",
+        help="Tokens whose KV was written and that a truncation gave up, back to where compute goes on.",
+        read=readers.read_truncated_tokens,
+    ),
+    Family(
         name="aiokv_cancellations",
         kind=Kind.COUNTER,
         labels=("stage",),
@@ -198,6 +205,12 @@ _LEASES: Final = (
         kind=Kind.COUNTER,
         help="Requests admitted.",
         read=readers.read_leases_opened,
+    ),
+    Family(
+        name="aiokv_forks",
+        kind=Kind.COUNTER,
+        help="Requests admitted as a fork of another lease.",
+        read=readers.read_forks,
     ),
     Family(
         name="aiokv_leases_closed",

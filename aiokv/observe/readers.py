@@ -127,6 +127,11 @@ def read_load_failed_tokens(view: View) -> Iterable[Reading]:
         yield Reading((Source.CPU.value,), view.core.counters.load_failed_tokens)
 
 
+def read_truncated_tokens(view: View) -> Iterable[Reading]:
+    """Written, then given up."""
+    yield Reading((), view.core.counters.truncated_tokens)
+
+
 def read_cancellations(view: View) -> Iterable[Reading]:
     """Cancelled and timed out requests, by what they waited for."""
     for stage, count in view.stats.cancellations.items():
@@ -232,6 +237,11 @@ def read_alloc_failures(view: View) -> Iterable[Reading]:
 def read_leases_opened(view: View) -> Iterable[Reading]:
     """Admitted requests."""
     yield Reading((), view.core.counters.leases_opened)
+
+
+def read_forks(view: View) -> Iterable[Reading]:
+    """Admitted with what another lease holds."""
+    yield Reading((), view.core.counters.forks)
 
 
 def read_leases_closed(view: View) -> Iterable[Reading]:

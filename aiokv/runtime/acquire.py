@@ -1,49 +1,28 @@
-"""Letting a request in: check its input, hash its tokens in slices, wait in line, be granted, wait for the loads.
+"""What a caller asks for: its input is checked and its tokens are hashed; `entry.py` lets it in.
 
 Rules
 - Nothing happens before the first step of the coroutine.
-- Whatever ends the wait (a cancellation, a timeout, an error), everything is given back by a plain call before the
-  exception goes on (law 4); a grant that came in the same turn is found in the future and given back too.
-- A coroutine that is closed instead (by hand, or by the collector after its loop has died) gives nothing back itself:
-  the finaliser of its lease leaves word.
 - A request has its own copy of the caller's `BlockKeys`: what the caller does to them later changes no hash of it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Generator, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, TypedDict, Unpack, final
+from typing import final
 
-from aiokv.core.counters import Closing
 from aiokv.core.lease_table import AcquireRequest
-from aiokv.errors import AcquireTimeout, UsageError
+from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import Deferred
-from aiokv.model.tokens import TokenIds, as_tokens
-from aiokv.observe.stats import CancelStage
+from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.entry import Entry, check_request_id
+from aiokv.runtime.hashing import KeyOptions, hash_in_slices, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
-from aiokv.runtime.waiting import Rank, stand_in_line
 
-__all__ = ["AcquireCall", "Intake", "KeyOptions", "RequestOptions", "Ticket", "prepare_keys"]
-
-_SLICE_TOKENS: Final = 8192
-"""Tokens converted and hashed in one step: under a millisecond."""
-
-
-class KeyOptions(TypedDict, total=False):
-    """What else is part of the identity of every block (law 10)."""
-
-    salt: str | None
-    """Tenants with different salts share nothing."""
-    adapter: str | None
-    """Name of the adapter (LoRA) that computes the KV."""
-    media: Iterable[MediaSpan]
-    """Images and the like, by digest and position; part of the blocks they overlap and of all that follow."""
+__all__ = ["Intake", "RequestOptions", "Ticket"]
 
 
 class RequestOptions(KeyOptions, total=False):
@@ -74,8 +53,7 @@ class Intake:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request_id, str) or not self.request_id:
-            raise UsageError(f"request_id must be a non-empty string, not {self.request_id!r}")
+        check_request_id(self.request_id)
         _check_whole("reserve_tokens", self.reserve_tokens, at_least=0)
         _check_whole("align", self.align, at_least=1)
         if self.first_chunk is not None:
@@ -115,43 +93,15 @@ class Intake:
         )
 
 
-async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity: Unpack[KeyOptions]) -> BlockKeys:
-    """Keys of a prompt, converted and hashed in slices so that the loop turns in between (law 8)."""
-    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes):
-        keys = BlockKeys(token_ids, hash_block_size=hash_block_size, **identity)
-        await hash_in_slices(keys)
-        return keys
-    keys = BlockKeys(token_ids[:0], hash_block_size=hash_block_size, **identity)
-    for start in range(0, len(token_ids), _SLICE_TOKENS):
-        if start:
-            await asyncio.sleep(0)
-        _append(keys, token_ids[start : start + _SLICE_TOKENS], whole=token_ids)
-        await hash_in_slices(keys)
-    return keys
-
-
-def _append(keys: BlockKeys, part: TokenIds, *, whole: TokenIds) -> None:
-    try:
-        keys.append(part)
-    except UsageError:
-        as_tokens(whole)  # says at which position of the prompt
-        raise
-
-
-async def hash_in_slices(keys: BlockKeys) -> None:
-    """Hash what is missing, a slice a turn."""
-    while keys.hash_more(max(_SLICE_TOKENS // keys.hash_block_size, 1)):  # noqa: ASYNC110  # a slice a turn
-        await asyncio.sleep(0)
-
-
 @final
 class Ticket:
     """One request on its way in. A deadline is needed by the coroutines only."""
 
-    __slots__ = ("_deadline", "_intake", "_offloader")
+    __slots__ = ("_deadline", "_entry", "_hash_block_size", "_intake")
 
     def __init__(self, offloader: Offloader, intake: Intake, *, deadline: Deadline | None = None) -> None:
-        self._offloader = offloader
+        self._entry = Entry(offloader, make_lease=Lease)
+        self._hash_block_size = offloader.core.geometry.hash_block_size
         self._intake = intake
         self._deadline = deadline
 
@@ -162,127 +112,32 @@ class Ticket:
             keys.hash_more(keys.num_blocks)
         else:
             keys = BlockKeys(keys, hash_block_size=self._hash_block_size, **self._intake.identity)
-        return self._try_in_turn(self._request(keys))
+        return self._entry.try_now(self._request(keys))
 
     async def admit(self) -> Lease:
         """Hash, wait in line, be granted: the lease is pinned and reserved, its loads are running."""
+        return await self._entry.admit(await self._hashed(), deadline=self._due)
+
+    async def acquire(self) -> Lease:
+        """`admit`, then wait until the loads have ended."""
+        return await self._entry.acquire(await self._hashed(), deadline=self._due)
+
+    async def _hashed(self) -> AcquireRequest:
         keys = self._intake.token_ids
         if isinstance(keys, BlockKeys):
             await hash_in_slices(keys)
         else:
             keys = await prepare_keys(keys, hash_block_size=self._hash_block_size, **self._intake.identity)
-        request = self._request(keys)
-        self._offloader.enter_for_intake()
-        granted = self._try_in_turn(request)
-        return granted if isinstance(granted, Lease) else await self._wait_in_line(request)
-
-    async def acquire(self) -> Lease:
-        """`admit`, then wait until the loads have ended."""
-        lease = await self.admit()
-        try:
-            await lease.wait_ready(self._due)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._count_cancellation(error, stage=CancelStage.INFLIGHT)
-            lease.close(Closing.CANCELLED)
-            raise
-        return lease
-
-    def _try_in_turn(self, request: AcquireRequest) -> Lease | Deferred:
-        offloader = self._offloader
-        offloader.core.check(request)
-        if offloader.is_quiet or offloader.queue.blocks(rank=Rank.ADMISSION, priority=request.priority):
-            return offloader.core.defer_queued()
-        return self._try_now(request)
-
-    def _try_now(self, request: AcquireRequest) -> Lease | Deferred:
-        result = self._offloader.try_admit(request)
-        if isinstance(result, Deferred):
-            return result
-        return Lease(self._offloader, result)
-
-    async def _wait_in_line(self, request: AcquireRequest) -> Lease:
-        try:
-            return await stand_in_line(
-                self._offloader.queue,
-                partial(self._try_now, request),
-                future=self._offloader.loop.create_future(),
-                deadline=self._due,
-                rank=Rank.ADMISSION,
-                priority=request.priority,
-                give_back=_cancel,
-                on_leave=self._offloader.serve_soon,
-            )
-        except BaseException as error:
-            self._count_cancellation(error, stage=CancelStage.QUEUED)
-            raise
+        return self._request(keys)
 
     def _request(self, keys: BlockKeys) -> AcquireRequest:
         return self._intake.request(keys.copy(), hash_block_size=self._hash_block_size)
-
-    def _count_cancellation(self, error: BaseException, *, stage: CancelStage) -> None:
-        if isinstance(error, asyncio.CancelledError | AcquireTimeout):
-            self._offloader.stats.cancellations[stage] += 1
-
-    @property
-    def _hash_block_size(self) -> int:
-        return self._offloader.core.geometry.hash_block_size
 
     @property
     def _due(self) -> Deadline:
         if self._deadline is None:
             raise UsageError("a ticket without a deadline cannot wait")
         return self._deadline
-
-
-@final
-class AcquireCall(Coroutine[Any, Any, Lease]):
-    """What `acquire` and `admit` return: a coroutine to be awaited or scheduled, and an async context manager.
-
-    As a context manager it finishes the lease on a clean exit and releases it on an exception.
-    """
-
-    __slots__ = ("_coroutine", "_lease")
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Lease]) -> None:
-        self._coroutine = coroutine
-        self._lease: Lease | None = None
-
-    def send(self, value: object) -> object:
-        """See `collections.abc.Coroutine`."""
-        return self._coroutine.send(value)
-
-    def throw(self, *args: Any) -> object:  # noqa: ANN401  # the three forms that coroutines take
-        """See `collections.abc.Coroutine`."""
-        return self._coroutine.throw(*args)
-
-    def close(self) -> None:
-        """See `collections.abc.Coroutine`."""
-        self._coroutine.close()
-
-    def __await__(self) -> Generator[Any, Any, Lease]:
-        return self._coroutine.__await__()
-
-    async def __aenter__(self) -> Lease:
-        self._lease = await self._coroutine
-        return self._lease
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        lease, self._lease = self._lease, None
-        if lease is None:
-            return
-        _, error, _ = exc_info
-        if error is None:
-            lease.finish()
-        elif isinstance(error, GeneratorExit):
-            lease.abandon()
-        else:
-            lease.close(Closing.CANCELLED if isinstance(error, asyncio.CancelledError) else Closing.RELEASED)
-
-
-def _cancel(lease: Lease) -> None:
-    lease.close(Closing.CANCELLED)
 
 
 def _check_whole(name: str, value: object, *, at_least: int) -> None:

@@ -22,7 +22,9 @@ from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred, Hit
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.entry import Entry, check_request_id
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.waiting import Rank, stand_in_line
 
 __all__ = ["Lease"]
@@ -130,6 +132,42 @@ class Lease:
         self._check_open()
         self._record.keys.append(token_ids)
 
+    def truncate(self, num_tokens: int) -> int | Deferred:
+        """Forget the tokens from `num_tokens` on; returns how many are still confirmed: compute goes on from there.
+
+        Room stays, block tables may change. Blocks that can be found stay in the cache and get a successor of this
+        lease's own, so inside such a block what is confirmed shrinks to its beginning. `Deferred`, and nothing has
+        changed, if there are no slots for that. `InvalidTransition` before READY; `UsageError` for less than
+        `prefix_tokens`, inside a media span, for a window or chunk whose blocks have been given back already, and in
+        recurrent groups for a length whose state is not held. The state of the new length is in the block table.
+        """
+        self._check_open()
+        _check_count("num_tokens", num_tokens)
+        if self._offloader.is_quiet and num_tokens < self._record.confirmed:
+            return self._offloader.core.defer_queued()
+        confirmed = self._offloader.core.truncations.truncate(self._record, num_tokens)
+        self._offloader.progress()
+        return confirmed
+
+    def try_fork(self, request_id: str, *, at: int | None = None) -> Lease | Deferred:
+        """A second lease over the first `at` tokens (default: all confirmed), with the same options; or `Deferred`.
+
+        It shares the whole blocks of confirmed tokens that this lease holds, up to its own `prefix_tokens`: all `at`
+        tokens where they end with a block (the logits are this lease's), else computes the last ones again. It needs
+        no copy. `InvalidTransition` before READY; `UsageError` after a reset of the GPU tier; `CapacityError` if it
+        could never fit.
+        """
+        self._check_open()
+        offloader = self._offloader
+        offloader.enter_for_intake()
+        check_request_id(request_id)
+        if at is not None:
+            _check_count("at", at)
+        tokens = self._record.confirmed if at is None else at
+        request = offloader.core.forks.plan(self._record, request_id=request_id, num_tokens=tokens)
+        attempt = partial(offloader.admitted, partial(offloader.core.forks.try_fork, self._record, request))
+        return self._entry().try_in_turn(request, attempt)
+
     def confirm(
         self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
     ) -> None:
@@ -227,6 +265,16 @@ class Lease:
         """The request is complete: flush what is still to be stored, then give everything back."""
         self.close(Closing.FINISHED)
 
+    def preempt(self) -> Preempted:
+        """`finish`, and keep what it takes to go on later: the answer holds tokens and options, and no blocks.
+
+        As with `finish`, a block that is being stored comes back when its copy has ended.
+        """
+        self._check_open()
+        request = self._record.resumption()
+        self.close(Closing.PREEMPTED)
+        return Preempted(self._offloader, request, entry=self._entry())
+
     def release(self, *, after: object = None) -> None:
         """Give everything back now; `after` is the fence of the last kernel that reads the blocks."""
         self.close(Closing.RELEASED)
@@ -256,6 +304,9 @@ class Lease:
         if self.state is not LeaseState.RELEASED and self.capacity_tokens == granted:
             self._offloader.core.undo_extend(self._record, before)
             self._offloader.progress()
+
+    def _entry(self) -> Entry:
+        return Entry(self._offloader, make_lease=Lease)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._offloader.loop, request_id=self.request_id, timeout=timeout)

@@ -19,6 +19,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 from aiokv.backends.base import Backend, WakeMode
@@ -122,9 +123,13 @@ class Offloader:
     # Leases.
 
     def try_admit(self, request: AcquireRequest) -> LeaseRecord | Deferred:
-        """One admission attempt, timed, and everything that follows from it."""
+        """One attempt at admitting a request."""
+        return self.admitted(partial(self.core.try_acquire, request))
+
+    def admitted(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
+        """The result of one admission attempt, which is timed, and everything that follows from it."""
         started = time.perf_counter()
-        result = self.core.try_acquire(request)
+        result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
         if isinstance(result, LeaseRecord):
             self.stats.opened_at[result.lease_id] = time.monotonic()
@@ -133,8 +138,8 @@ class Offloader:
 
     def close_lease(self, record: LeaseRecord, *, how: Closing) -> None:
         """Give a lease back, by the way it ended; whoever waits for it is told."""
-        if how is Closing.FINISHED:
-            self.core.finish(record)
+        if how in (Closing.FINISHED, Closing.PREEMPTED):
+            self.core.finish(record, how=how)
         else:
             self.core.release(record, how=how)
         opened = self.stats.opened_at.pop(record.lease_id, None)

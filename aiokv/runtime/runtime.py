@@ -24,11 +24,13 @@ from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
-from aiokv.runtime.acquire import AcquireCall, Intake, KeyOptions, RequestOptions, Ticket, prepare_keys
+from aiokv.runtime.acquire import Intake, RequestOptions, Ticket
 from aiokv.runtime.backend_choice import choose_backend, describe_runtime, plan_layout
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
+from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.event_stream import EventStream
+from aiokv.runtime.hashing import KeyOptions, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening

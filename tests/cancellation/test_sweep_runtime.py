@@ -96,6 +96,53 @@ async def test_ready_of_a_load_that_fails(way: Way) -> None:
 
 
 @every_way
+async def test_resume(way: Way) -> None:
+    """Waits for capacity, then for loads; cancelled in either, the request can be resumed again."""
+
+    def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
+        token_ids = prompt(3)
+        lease = case.kv.try_acquire("request", token_ids)
+        assert isinstance(lease, Lease)
+        preempted = lease.preempt()
+        make_resident(case.kv, token_ids, {GROUP: "ccc"})
+        other = hold(case, blocks=8)
+
+        async def resume() -> None:
+            try:
+                resumed = await preempted.resume()
+            except BaseException:
+                again = preempted.try_resume()
+                if isinstance(again, Lease):
+                    again.release()
+                raise
+            resumed.release()
+
+        return resume(), (other.release, case.backend.complete)
+
+    await sweep(scene, way=way, suspensions=2)
+
+
+@every_way
+async def test_a_resumption_as_context_manager(way: Way) -> None:
+    def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
+        token_ids = prompt(3)
+        lease = case.kv.try_acquire("request", token_ids)
+        assert isinstance(lease, Lease)
+        preempted = lease.preempt()
+        make_resident(case.kv, token_ids, {GROUP: "cc-"})
+
+        async def serve() -> None:
+            async with preempted.resume(timeout=3600.0) as resumed:
+                resumed.confirm(resumed.num_tokens)
+                await turns(2)
+                resumed.preempt().close()
+
+        return serve(), (case.backend.complete,)
+
+    await sweep(scene, way=way, suspensions=3)
+
+
+@every_way
 async def test_drain(way: Way) -> None:
     def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
         lease = hold(case, blocks=4)

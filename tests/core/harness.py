@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from aiokv.core.cache import CacheState
+from aiokv.core.counters import Closing, Phase, Source
 from aiokv.core.inflight import NOBODY, Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
@@ -87,6 +88,7 @@ class Host:
         self.capacity = {Tier.GPU: gpu_blocks - 1, Tier.CPU: cpu_blocks}
         self.content: dict[Tier, dict[int, Content]] = {Tier.GPU: {}, Tier.CPU: {}}
         self.leases: dict[int, LeaseRecord] = {}
+        self.preempted: list[tuple[AcquireRequest, int]] = []
         self.queued: list[Transfer] = []
         self.running: list[Transfer] = []
         self.seen: Counter[str] = Counter()
@@ -99,7 +101,7 @@ class Host:
         self._stamps: dict[int, tuple[int, int]] = {}
         self._resets = {Tier.GPU: 0, Tier.CPU: 0}
         self._arrived: dict[int, set[tuple[int, int]]] = {}
-        self._expected: Counter[str] = Counter()
+        self._expected: Counter[tuple[Source, Phase]] = Counter()
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
         self._counted: dict[object, int] = {}
@@ -165,6 +167,74 @@ class Host:
             first_chunk=first_chunk,
             align=align,
         )
+        return self._ask(request, stream)
+
+    def preempt(self, record: LeaseRecord) -> None:
+        """The request gives its blocks back and waits in `preempted`."""
+        self.preempted.append((record.resumption(), self._streams[record.lease_id]))
+        self.cache.finish(record, how=Closing.PREEMPTED)
+        self.seen["preempted"] += 1
+        self.settle()
+
+    def fork(self, record: LeaseRecord, num_tokens: int) -> LeaseRecord | Deferred:
+        """A second lease over the first tokens of a lease; a refusal must change nothing."""
+        before = self.cache.snapshot()
+        name = f"{record.request.request_id}f{num_tokens}"
+        try:
+            request = self.cache.forks.plan(record, request_id=name, num_tokens=num_tokens)
+            forked = self.cache.forks.try_fork(record, request)
+        except (UsageError, CapacityError):
+            assert self.cache.snapshot() == before, "a refused call changed something"
+            raise
+        if isinstance(forked, Deferred):
+            assert self.cache.snapshot() == before, "a deferred fork changed something"
+            self.seen["fork deferred"] += 1
+            return forked
+        self._adopt(forked, self._streams[record.lease_id])
+        self._owned.add(forked.lease_id)
+        self._check_fork(forked, record)
+        self.settle()
+        return forked
+
+    def _check_fork(self, forked: LeaseRecord, parent: LeaseRecord) -> None:
+        """It starts at the last length at which its parent holds all that is read, by the masks, and shares that."""
+        tokens = min(forked.request.prompt_tokens, parent.confirmed)
+        step = self.geometry.alignment(forked.request.align)
+        valid = [length for length in range(0, tokens + 1, step) if length == 0 or self._holds(parent, length)]
+        if any(spec.lookahead for spec in self.geometry.groups):
+            valid = [length for length in valid if length <= forked.length]
+        assert forked.length in (valid[-1], 0), (forked.length, valid)
+        assert forked.hit == _hit(Counter(gpu=forked.length, compute=forked.request.prompt_tokens - forked.length))
+        for mine, theirs, spec, block in zip(
+            forked.tables, parent.tables, self.geometry.groups, self.sizes, strict=True
+        ):
+            for position in range(forked.length // block):
+                shared = mine.view()[position] == theirs.view()[position]
+                assert shared or not _covers(spec, block, forked.length, position)
+        self.seen["forked"] += 1
+        self.seen["forked with a prefix"] += forked.length > 0
+
+    def _holds(self, record: LeaseRecord, length: int) -> bool:
+        return all(
+            record.tables[group].view()[position] or not _covers(spec, block, length, position)
+            for group, (spec, block) in enumerate(zip(self.geometry.groups, self.sizes, strict=True))
+            for position in range(length // block)
+        )
+
+    def resume(self, pick: int) -> LeaseRecord | Deferred:
+        """A preempted request asks for all its tokens again."""
+        request, stream = self.preempted[pick]
+        assert request.keys.tokens(0, request.prompt_tokens).tolist() == stream_tokens(stream, 0, request.prompt_tokens)
+        assert request.phase is Phase.RESUMED
+        record = self._ask(request, stream)
+        if isinstance(record, LeaseRecord):
+            del self.preempted[pick]
+            self._owned.add(record.lease_id)
+            self.seen["resumed"] += 1
+            self.seen["resumed with a prefix"] += record.length > 0
+        return record
+
+    def _ask(self, request: AcquireRequest, stream: int) -> LeaseRecord | Deferred:
         layout = self._reachable(stream)
         before = self.cache.snapshot()
         busy = self.cache.live_leases or self.cache.unfinished_transfers
@@ -226,6 +296,33 @@ class Host:
             record.keys = record.keys.copy()
             self._owned.add(record.lease_id)
         record.keys.append(stream_tokens(self._streams[record.lease_id], start, stop))
+
+    def truncate(self, record: LeaseRecord, num_tokens: int, *, stream: int | None = None) -> int | Deferred:
+        """Forget the tokens from `num_tokens` on; what follows is of `stream`. A refusal must change nothing."""
+        before, kept = self.cache.snapshot(), (record.confirmed, record.keys.num_tokens)
+        in_flight = [(transfer, self.names(transfer)) for transfer in self.cache.transfers()]
+        try:
+            confirmed = self.cache.truncations.truncate(record, num_tokens)
+        except (UsageError, CapacityError):
+            assert (self.cache.snapshot(), record.confirmed, record.keys.num_tokens) == (before, *kept)
+            raise
+        assert all(self.names(transfer) == names for transfer, names in in_flight), "a copy lost its names"
+        if isinstance(confirmed, Deferred):
+            assert (self.cache.snapshot(), record.confirmed, record.keys.num_tokens) == (before, *kept)
+            self.seen["truncation deferred"] += 1
+            return confirmed
+        assert record.length <= confirmed == record.confirmed <= num_tokens == record.keys.num_tokens
+        if confirmed < kept[0]:
+            self._check_states(record)
+        self._owned.add(record.lease_id)
+        if stream is not None:
+            mine = stream_tokens(self._streams[record.lease_id], 0, num_tokens)
+            if mine == stream_tokens(stream, 0, num_tokens):
+                self._streams[record.lease_id] = stream
+        self.seen["truncated"] += 1
+        self.seen["truncated what was written"] += confirmed < kept[0]
+        self.settle()
+        return confirmed
 
     def confirm(
         self,
@@ -503,6 +600,16 @@ class Host:
         for record in self._waiters(transfer):
             self._arrived[record.lease_id] |= self._shared(record, transfer)
 
+    def _check_states(self, record: LeaseRecord) -> None:
+        """The state after exactly the confirmed tokens is in the table of every recurrent group."""
+        for group in record.state_slots:
+            position = record.confirmed // self.sizes[group] - 1
+            if position >= 0:
+                held = self.content[Tier.GPU].get(int(record.tables[group].view()[position]))
+                name = self.digest(self._streams[record.lease_id], group, position)
+                assert held is not None, f"the state of {record.confirmed} tokens is garbage"
+                assert (held.group, held.digest) == (group, name)
+
     def _tiers(self, transfer: Transfer) -> tuple[Tier, Tier]:
         return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
 
@@ -668,7 +775,10 @@ class Host:
         else:
             hit = record.delivered
             self.seen["left while loading"] += 1
-        self._expected.update(gpu=hit.gpu_tokens, cpu=hit.cpu_tokens, compute=hit.compute_tokens)
+        phase = record.request.phase
+        self._expected[Source.GPU, phase] += hit.gpu_tokens
+        self._expected[Source.CPU, phase] += hit.cpu_tokens
+        self._expected[Source.COMPUTE, phase] += hit.compute_tokens
 
     def _outcome(self, record: LeaseRecord) -> Hit:
         """Where the tokens of a lease came from, by the copies that arrived for it."""
@@ -687,9 +797,7 @@ class Host:
 
     def _check_counters(self) -> None:
         """Counters never fall, and the tokens of all admitted requests are attributed by source (invariant 13)."""
-        totals: Counter[str] = Counter()
-        for (source, _), tokens in self.cache.counters.prompt_tokens.items():
-            totals[source.value] += tokens
+        totals = Counter(self.cache.counters.prompt_tokens)
         assert +totals == +self._expected, (totals, self._expected)
         now = _flattened(self.cache)
         fallen = {name: value for name, value in self._counted.items() if now.get(name, 0) < value}

@@ -32,7 +32,7 @@ from aiokv.model.plan import Deferred, Outcome, StorePolicy
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from tests.core.harness import FORKS, Host
 
-EXAMPLES: Final = 150
+EXAMPLES: Final = 250
 STEPS: Final = 30
 LONGEST_PROMPT: Final = 60
 STREAMS: Final = st.integers(0, len(FORKS) - 1)
@@ -175,6 +175,58 @@ class CacheMachine(RuleBasedStateMachine):
         self.host.release(self.lease(pick))
 
     @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS, fewer=st.sampled_from([0, 0, 1, 5, 17]), go_on=PICKS)
+    def fork(self, pick: int, fewer: int, go_on: int) -> None:
+        """Both go on: the fork first, then its parent."""
+        record = self.lease(pick)
+        tokens = record.confirmed - fewer if record.confirmed > fewer else record.keys.num_tokens
+        if not record.is_open or record.state is not LeaseState.READY:
+            self.refused(record)
+            return
+        try:
+            forked = self.host.fork(record, tokens)
+        except (UsageError, CapacityError) as error:
+            self.seen[f"fork refused: {type(error).__name__}"] += 1
+            return
+        if isinstance(forked, LeaseRecord) and go_on:
+            self.decode(list(self.host.leases.values()).index(forked), go_on)
+            self.decode(pick, go_on)
+
+    @precondition(lambda self: self.ready())
+    @rule(pick=PICKS, rejected=st.integers(1, 24), stream=STREAMS, forks=st.integers(0, 2))
+    def edit(self, pick: int, rejected: int, stream: int, forks: int) -> None:
+        """Compute, perhaps fork, write the last tokens anew, which may be those of another stream."""
+        record = self.ready()[pick % len(self.ready())]
+        pick = list(self.host.leases.values()).index(record)
+        self.decode(pick, rejected)
+        self.compute(pick, LONGEST_PROMPT, None, "a state")
+        for _ in range(forks):
+            self.fork(pick, 0, 0)
+        try:
+            self.host.truncate(record, record.keys.num_tokens - rejected, stream=stream)
+        except (UsageError, CapacityError) as error:
+            self.seen[f"truncation refused: {type(error).__name__}"] += 1
+        self.decode(pick, rejected)
+
+    @precondition(lambda self: self.host.leases)
+    @rule(pick=PICKS, comes_back=PICKS)
+    def preempt(self, pick: int, comes_back: int) -> None:
+        record = self.lease(pick)
+        self.compute(pick, LONGEST_PROMPT, None, "a state")
+        if record.is_open:
+            self.host.preempt(record)
+            if comes_back:
+                self.resume(len(self.host.preempted) - 1)
+
+    @precondition(lambda self: self.host.preempted)
+    @rule(pick=PICKS)
+    def resume(self, pick: int) -> None:
+        try:
+            self.host.resume(pick % len(self.host.preempted))
+        except CapacityError:
+            self.seen["never fits again"] += 1
+
+    @precondition(lambda self: self.host.leases)
     @rule(pick=PICKS)
     def compute_and_finish(self, pick: int) -> None:
         self.compute(pick, LONGEST_PROMPT, None, "a state")
@@ -254,6 +306,10 @@ class CacheMachine(RuleBasedStateMachine):
     def lease(self, pick: int) -> LeaseRecord:
         return list(self.host.leases.values())[pick % len(self.host.leases)]
 
+    def ready(self) -> list[LeaseRecord]:
+        """Leases that can be used."""
+        return [record for record in self.host.leases.values() if record.is_open and record.state is LeaseState.READY]
+
     def place(self, stream: int, positions: list[int], *, group: int, tier: Tier) -> None:
         """Place blocks, if need be in the room of those that nobody holds."""
         for _ in range(2):
@@ -279,9 +335,13 @@ class CacheMachine(RuleBasedStateMachine):
     def refused(self, record: LeaseRecord) -> None:
         """A lease that is on its way out refuses everything, one that is not ready cannot be confirmed."""
         cache, before = self.host.cache, self.host.cache.snapshot()
-        calls: list[Callable[[], object]] = [lambda: cache.confirm(record, 0)]
+        calls: list[Callable[[], object]] = [
+            lambda: cache.confirm(record, 0),
+            lambda: cache.truncations.truncate(record, 1),
+        ]
         if not record.is_open:
             calls += [lambda: cache.try_extend(record, 1), lambda: cache.block_ids(record, group=0)]
+        calls.append(lambda: cache.forks.plan(record, request_id="fork", num_tokens=1))
         for call in calls:
             with pytest.raises(UsageError):
                 call()
@@ -303,6 +363,9 @@ def test_the_core_keeps_its_invariants_under_everything_at_once() -> None:
         "sliced",
         "reset",
         "left while loading",
+        "truncated what was written",
+        "forked with a prefix",
+        "resumed with a prefix",
     )
     missed = {kind: CacheMachine.seen[kind] for kind in rare if CacheMachine.seen[kind] < 5}
     assert not missed, (missed, CacheMachine.seen)
