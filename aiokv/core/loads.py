@@ -30,7 +30,7 @@ from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest
 from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, RecurrentState
 
@@ -145,7 +145,7 @@ class Loads:
             for i, group in enumerate(plan.groups)
         ]
         needed = self._count_needed(changes)
-        spare = sum(self._count_private(change.dropped_slots) for change in changes)
+        spare = sum(world.count_last_pins(change.dropped_slots) for change in changes)
         if needed > spare + (world.gpu.available if self._is_first(record) else 0):
             return False
         self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
@@ -164,10 +164,6 @@ class Loads:
         """By how much the changes lower what is available, before anything is given back."""
         fresh = np.concatenate([change.fresh_slots for change in changes])
         return sum(change.claims for change in changes) + self._world.gpu.count_unpinned(fresh)
-
-    def _count_private(self, slots: SlotArray) -> int:
-        """How many slots become free or evictable when this lease lets go of them."""
-        return int(np.count_nonzero(self._world.gpu.pins_of(slots) == 1))
 
     def _swap(
         self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange], gives_back_first: bool

@@ -72,6 +72,7 @@ class World:
         "is_backend_lost",
         "leases",
         "lost_copies",
+        "lost_gpu_slots",
         "outbox",
         "slice_blocks",
         "slices",
@@ -104,6 +105,8 @@ class World:
         self.lost_copies: deque[Evicted] = deque(maxlen=_LOST_BATCHES)
         """What was evicted from the CPU tier since the store policy last looked."""
         self.is_backend_lost = False
+        self.lost_gpu_slots: set[int] = set()
+        """Out of use for good, though leases may still read them."""
 
     @property
     def usable_gpu_slots(self) -> int:
@@ -216,11 +219,17 @@ class World:
 
     def quarantine(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Nobody knows what lost copies still do: both their sides are taken out of use for good."""
+        self.lost_gpu_slots.update(transfer.slots(Tier.GPU)[start:stop].tolist())
         for tier in Tier:
             pool = self.pool(tier)
             if pool is not None:
                 lost = pool.quarantine(transfer.slots(tier)[start:stop])
                 self.forget(tier, lost, reason=EvictReason.INVALIDATED)
+
+    def count_last_pins(self, slots: SlotArray) -> int:
+        """How many GPU slots can be claimed once a holder of `slots` lets go: nobody else pins them, none is lost."""
+        last = slots[self.gpu.pins_of(slots) == 1].tolist()
+        return len(last) - len(self.lost_gpu_slots.intersection(last))
 
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""

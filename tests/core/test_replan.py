@@ -519,6 +519,26 @@ def test_a_lost_load_in_a_full_pool_leaves_a_lease_that_waits_and_can_be_release
     h.tear_down()
 
 
+def test_a_hit_whose_slot_is_lost_gives_no_room_to_a_new_plan() -> None:
+    h = host(gpu=8)
+    first = h.admit(0, 9)
+    h.confirm(first, 9)
+    h.turn()
+    h.submit_all()
+    h.release(first)
+    h.place(0, [2, 3], tier=CPU)
+    record = h.admit(0, 25)
+    assert h.counts(GPU).free == 0
+    (store,) = h.in_flight(direction=Direction.STORE)
+    h.submit_all()
+    h.end(store, Outcome.LOST)
+    fail(h, load_of(h, record))
+    assert state_of(record) is LeaseState.HELD, "seven blocks do not fit beside two lost slots"
+    h.release(record)
+    h.check()
+    h.tear_down()
+
+
 def test_a_copy_that_could_not_be_submitted_is_a_failed_one() -> None:
     h = host()
     h.place(0, range(4), tier=CPU)
