@@ -22,6 +22,7 @@ import numpy as np
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, Direction, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Outcome
 
 __all__ = ["InflightTable", "Transfer", "TransferEvent", "TransferState", "digests_at"]
 
@@ -82,6 +83,8 @@ class Transfer:
     after: object = None
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
+    reports: dict[int, Outcome] = field(default_factory=dict)
+    """By rank, how its part of the copies ended."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
 
@@ -172,9 +175,10 @@ class InflightTable:
         return transfer
 
     def hide(self, transfer: Transfer) -> None:
-        """Nobody may join this load any more: it has failed."""
-        self._loading_id[transfer.sources] = 0
-        self._loading_target[transfer.sources] = 0
+        """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
+        mine = transfer.sources[self._loading_id[transfer.sources] == transfer.transfer_id]
+        self._loading_id[mine] = 0
+        self._loading_target[mine] = 0
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read.
