@@ -99,6 +99,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
         "watermark",
         "backend",
         "world_size",
+        "remote_ranks",
     ),
     MediaSpan: ("digest", "start", "length"),
     Hit: ("prompt_tokens", "gpu_tokens", "cpu_tokens", "compute_tokens"),

@@ -72,6 +72,7 @@ def hosts(draw: st.DrawFn) -> Host:
         cpu_blocks=draw(st.sampled_from([64, 64, 40, 20, 5, 0])),
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
         slice_blocks=draw(st.sampled_from([1024, 1, 2, 3, 5])),
+        world_size=draw(st.sampled_from([1, 1, 2, 3])),
     )
 
 
@@ -206,6 +207,20 @@ class CacheMachine(RuleBasedStateMachine):
     def end(self, pick: int, outcome: Outcome) -> None:
         self.end_one(self.host.running[pick % len(self.host.running)], outcome)
 
+    @precondition(lambda self: self.host.running)
+    @rule(pick=PICKS, rank=st.integers(0, 2), outcome=OUTCOMES)
+    def report(self, pick: int, rank: int, outcome: Outcome) -> None:
+        """One rank's part of a copy ends; what it says a second time counts once, a contradiction not at all."""
+        transfer = self.host.running[pick % len(self.host.running)]
+        told = self.host.reports.get(transfer.transfer_id, {})
+        if rank >= self.host.cache.world_size or told.get(rank, outcome) is not outcome:
+            self.refused_report(transfer, rank, outcome=outcome)
+        elif rank in told:
+            self.repeated_report(transfer, rank, outcome=outcome)
+        else:
+            self.seen[f"rank {outcome.value}"] += self.host.cache.world_size > 1
+            self.host.report(transfer, rank, outcome=outcome)
+
     @precondition(lambda self: self.host.queued or self.host.running)
     @rule(outcome=OUTCOMES)
     def end_all(self, outcome: Outcome) -> None:
@@ -220,8 +235,12 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.host.running)
     @rule(pick=PICKS, dice=st.sampled_from(range(6)))
     def lose(self, pick: int, dice: int) -> None:
+        transfer = self.host.running[pick % len(self.host.running)]
         if dice == 4:
-            self.end_one(self.host.running[pick % len(self.host.running)], Outcome.LOST)
+            self.end_one(transfer, Outcome.LOST)
+        elif dice == 5:
+            self.seen["rank lost"] += self.host.cache.world_size > 1
+            self.host.report(transfer, self.host.cache.missing_ranks(transfer)[-1], outcome=Outcome.LOST)
 
     # Tiers.
 
@@ -281,6 +300,19 @@ class CacheMachine(RuleBasedStateMachine):
     def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
         self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
         self.host.end(transfer, outcome)
+
+    def refused_report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        before = self.host.cache.snapshot()
+        with pytest.raises(UsageError):
+            self.host.cache.report(transfer.transfer_id, rank, outcome)
+        assert self.host.cache.snapshot() == before
+        self.seen["report refused"] += 1
+
+    def repeated_report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        before = self.host.cache.snapshot()
+        self.host.cache.report(transfer.transfer_id, rank, outcome)
+        assert self.host.cache.snapshot() == before
+        self.seen["report repeated"] += 1
 
     def place(self, stream: int, positions: Sequence[int], *, group: int, tier: Tier) -> None:
         before = self.host.cache.snapshot()
