@@ -28,6 +28,7 @@ class TransferStream:
         return self
 
     async def __anext__(self) -> RankTransfer:
+        self._offloader.enter()
         while not self._outlet:
             if self._outlet.has_ended:
                 raise StopAsyncIteration
