@@ -108,6 +108,7 @@ class Admission:
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
         world.unpin_gpu(record.held_slots())
+        world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)
         world.counters.leases_closed[how] += 1
 

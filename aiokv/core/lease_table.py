@@ -61,7 +61,7 @@ class AcquireRequest:
     """What a request asks for, in tokens: `prompt_tokens` is N, `align` as in the contract.
 
     `first_chunk` limits what windowed groups claim to their coverage plus that many tokens. Lower `priority` goes
-    first.
+    first. The keys may grow, but are not truncated before the lease and the copies it started have ended.
     """
 
     request_id: str

@@ -77,7 +77,7 @@ class Loads:
         yield from self._replanning()
 
     def retry_replans(self) -> None:
-        """Plan waiting leases again, oldest first, one a slice. Capacity counts as changed if one of them goes on."""
+        """Plan waiting leases again, oldest first, one a slice."""
         self._must_retry = bool(self._replans)
         if self._must_retry and not self._is_retrying:
             self._is_retrying = True
@@ -99,9 +99,7 @@ class Loads:
         while self._must_retry:
             self._must_retry = False
             for record in tuple(self._replans):
-                if record.state is LeaseState.HELD and self._replan(record):
-                    self._world.capacity_generation += 1
-                if record.state is not LeaseState.HELD:
+                if record.state is not LeaseState.HELD or self._replan(record):
                     self._replans.remove(record)
                 yield
         self._is_retrying = False
@@ -212,8 +210,9 @@ class Loads:
         self._admission.finish_naming(record)
 
     def _revise(self, record: LeaseRecord, plan: AcquirePlan, *, failed: list[BoolArray]) -> None:
-        """Write down the new outcome and move on: load again, or be ready."""
+        """Write down the new outcome and move on: load again, or be ready. Those who come after may be let in."""
         world = self._world
+        world.capacity_generation += 1
         spans = [covered_range(world.geometry, i, plan.length) for i in range(len(plan.groups))]
         for index, (group, span) in enumerate(zip(plan.groups, spans, strict=True)):
             arrived = (record.loaded[index] & ~failed[index])[: span.stop]

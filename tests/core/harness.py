@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -367,6 +368,15 @@ class Host:
         except UsageError:
             assert self.cache.snapshot() == before, "a refused call changed something"
             raise
+
+    def make_room(self, tier: Tier) -> None:
+        """Evict every block of a tier that nobody holds."""
+        for stream in range(len(FORKS)):
+            for group in range(len(self.sizes)):
+                found = self.cache.find_blocks(self.keys(stream), group=group, tier=tier)
+                for position in np.flatnonzero(found.present).tolist():
+                    with suppress(UsageError):
+                        self.cache.placement.evict(self.keys(stream), group=group, positions=[position], tier=tier)
 
     def reset(self, *tiers: Tier) -> None:
         """Make tiers answer nothing (default: both)."""

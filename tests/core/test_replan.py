@@ -301,6 +301,22 @@ def test_nobody_overtakes_a_lease_that_is_about_to_be_planned_again() -> None:
     h.tear_down()
 
 
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.LOST])
+def test_a_deferred_request_is_told_when_no_lease_goes_before_it_any_more(outcome: Outcome) -> None:
+    h = host(gpu=16)
+    h.place(0, range(4), tier=CPU)
+    h.admit(0, 17)
+    second = h.admit(0, 17)
+    h.submit_all()
+    h.end(h.running[0], outcome)
+    assert h.acquire(1, 4) == Deferred(DeferReason.QUEUED)
+    before = h.cache.capacity_generation
+    h.run_slices()
+    assert state_of(second) is LeaseState.READY
+    assert h.cache.capacity_generation > before
+    h.tear_down()
+
+
 def test_a_lease_released_while_it_waits_blocks_nobody() -> None:
     h = host(gpu=7)
     first, second = waiting(h)

@@ -89,6 +89,22 @@ async def test_aclose_twice_and_at_the_same_time_closes_once() -> None:
         await case.kv.aclose()
 
 
+async def test_aclose_begins_again_if_its_task_was_cancelled_before_it_began() -> None:
+    async with opened() as case:
+        store_something(case.kv)
+        closing = asyncio.create_task(case.kv.aclose())
+        await turns(1)
+        for task in asyncio.all_tasks():
+            if task.get_name() == "aiokv drain":
+                task.cancel()
+        await asyncio.wait([closing])
+        again = asyncio.create_task(case.kv.aclose())
+        await turns(3)
+        case.backend.complete_all()
+        await again
+        assert is_shut(case.backend)
+
+
 async def test_aclose_gives_back_the_leases_and_poisons_them() -> None:
     async with opened() as case:
         lease = granted(case.kv, prompt(3))
