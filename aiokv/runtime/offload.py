@@ -13,6 +13,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -36,6 +37,8 @@ from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
 __all__ = ["Offloader"]
+
+_log = logging.getLogger(__name__)
 
 
 @final
@@ -172,6 +175,7 @@ class Offloader:
             record = self.core.find_lease(lease_id)
             if record is not None:
                 self.close_lease(record, how=Closing.FINALIZER)
+                _log.warning("a lease was garbage collected without release(); its blocks were taken back")
                 self._warn_later(record.request.request_id)
 
     # Waiting.

@@ -56,8 +56,7 @@ class Shutdown:
         offloader = self._offloader
         deadline = time.monotonic() + grace_s
         try:
-            offloader.stop_intake()
-            offloader.shut_leases()
+            self._take_back()
             with anyio.move_on_after(grace_s):
                 await offloader.when_drained()
             offloader.transfers.stop()
@@ -67,11 +66,18 @@ class Shutdown:
         finally:
             self._finish_now()
 
+    def _take_back(self) -> None:
+        """Let nobody in any more, and give back what is still held: its holders find their leases released."""
+        self._offloader.stop_intake()
+        held = self._offloader.core.live_leases
+        self._offloader.shut_leases()
+        if held:
+            _log.warning("closed while %d leases were held; their blocks were taken back", held)
+
     def _finish_now(self) -> None:
         if not self._is_closed:
             offloader = self._offloader
-            offloader.stop_intake()
-            offloader.shut_leases()
+            self._take_back()
             offloader.transfers.stop()
             self._end(is_clean=offloader.backend.close(deadline_s=_SYNC_GRACE_S))
 

@@ -25,6 +25,8 @@ __all__ = ["STEPS", "DemoSettings", "run_demo"]
 
 _LONGEST_PROMPT: Final = 1_100  # tokens; of a longer one the end is taken
 _SHORTEST_PROMPT: Final = 600  # tokens; a shorter one gives no interleaved run
+_SPARE_NUMERATOR: Final = 5
+_SPARE_DENOMINATOR: Final = 4
 STEPS: Final = 1 + 1 + len(CONVERSATIONS) + 4 + 1  # how often `run_demo` calls `step`
 
 
@@ -96,6 +98,9 @@ def _long_request(loaded: LoadedModel, *, settings: DemoSettings) -> Request:
     cpu_blocks = len(prompt) // sizes.block_size
     if sizes.gpu_blocks < gpu_blocks or (sizes.cpu_blocks or 0) < cpu_blocks:
         raise ConfigError(f"the demo's prompt needs at least {gpu_blocks} GPU blocks and {cpu_blocks} CPU blocks")
+    most = gpu_blocks * _SPARE_NUMERATOR // _SPARE_DENOMINATOR
+    if sizes.gpu_blocks > most:
+        raise ConfigError(f"the demo shows a GPU pool too small for its conversations: {most} GPU blocks at most")
     return Request(
         request_id="long prompt",
         token_ids=prompt,

@@ -173,3 +173,23 @@ async def test_open_closes_the_backend_when_its_caller_is_cancelled(way: Way) ->
         if not run.struck:
             break
     assert at > 1
+
+
+@every_way
+async def test_reading_events(way: Way) -> None:
+    """A reader that leaves takes nothing from the cache, nor from another reader."""
+
+    def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
+        lease = hold(case, blocks=3)
+
+        async def read() -> None:
+            async with case.kv.events() as stream:
+                for _ in range(3):
+                    await anext(stream)
+
+        def confirm() -> None:
+            lease.confirm(min(lease.confirmed_tokens + BLOCK, lease.num_tokens))
+
+        return read(), (confirm, confirm, confirm, lease.release)
+
+    await sweep(scene, way=way, suspensions=3)

@@ -101,7 +101,7 @@ class Host:
         self._expected: Counter[str] = Counter()
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
-        self._counted: dict[str, int] = {}
+        self._counted: dict[object, int] = {}
         self._places: dict[tuple[int, bytes], tuple[int, int]] = {}
         self._published: set[tuple[Tier, int, bytes]] = set()
         self.cache.events.is_on = True
@@ -115,14 +115,18 @@ class Host:
             self._keys[stream, num_tokens] = BlockKeys(tokens, hash_block_size=self.geometry.hash_block_size)
         return self._keys[stream, num_tokens]
 
-    def digest(self, stream: int, group: int, position: int) -> bytes:
-        """The hash of one block."""
+    def digests(self, stream: int, group: int) -> list[bytes]:
+        """The hashes of all blocks of a stream in one group."""
         if (stream, group) not in self._digests:
             step = self.geometry.hashes_per_block(group)
             keys = self.keys(stream)
             rows = keys.digests(step, 0, keys.num_blocks // step)
             self._digests[stream, group] = [row.tobytes() for row in rows]
-        return self._digests[stream, group][position]
+        return self._digests[stream, group]
+
+    def digest(self, stream: int, group: int, position: int) -> bytes:
+        """The hash of one block."""
+        return self.digests(stream, group)[position]
 
     def layout(self, stream: int) -> dict[str, str]:
         """Per group one letter per block: g GPU, c CPU, b both, - neither, as a lookup would find them."""
@@ -385,14 +389,9 @@ class Host:
             self.content[tier] = {slot: replace(held, fresh=False) for slot, held in self.content[tier].items()}
         self.cache.reset(tiers or tuple(Tier))
 
-    def tiers(self) -> dict[Tier, PoolCounts]:
-        """Slots by state, per configured tier."""
-        snapshot = self.cache.snapshot()
-        return {Tier.GPU: snapshot.gpu} | ({} if snapshot.cpu is None else {Tier.CPU: snapshot.cpu})
-
     def counts(self, tier: Tier) -> PoolCounts:
         """Slots of one tier by state."""
-        return self.tiers()[tier]
+        return self.cache.pools()[tier]
 
     # Checks.
 
@@ -401,7 +400,7 @@ class Host:
         self.settle()
         violations = self.cache.audit().violations
         assert not violations, violations
-        for tier, counts in self.tiers().items():
+        for tier, counts in self.cache.pools().items():
             states = (counts.free, counts.reserved, counts.resident, counts.quarantined)
             assert sum(states) == self.capacity[tier], (tier, counts)
             assert min(*states, counts.evictable, counts.claimed) >= 0, (tier, counts)
@@ -425,7 +424,7 @@ class Host:
         assert not audit.leases, audit.leases
         assert not audit.pins, audit.pins
         assert not audit.reservations, audit.reservations
-        for tier, counts in self.tiers().items():
+        for tier, counts in self.cache.pools().items():
             assert counts.reserved == 0, (tier, counts)
         self._fill_the_pool()
 
@@ -607,16 +606,16 @@ class Host:
                 assert (held.group, held.digest) == (group, self.digest(stream, group, position)), f"{where}: foreign"
 
     def _check_findable(self) -> None:
-        """Every block that a lookup can find is there, valid, and of this epoch (law 3)."""
+        """Every block that a lookup can find is there, valid, and of this epoch (law 3); the events have said so."""
         for stream in range(len(FORKS)):
             for group in range(len(self.sizes)):
-                for tier in self.tiers():
+                names = self.digests(stream, group)
+                for tier in self.cache.pools():
                     found = self.cache.find_blocks(self.keys(stream), group=group, tier=tier)
                     for position in np.flatnonzero(found.present).tolist():
                         held = self.content[tier].get(int(found.slots[position]))
-                        wanted = Content(group, self.digest(stream, group, position))
+                        wanted = Content(group, names[position])
                         assert held == wanted, f"stream {stream}, group {group}, block {position}: {tier.value} {held}"
-                    names = [self.digest(stream, group, position) for position in range(len(found.present))]
                     told = [(tier, group, name) in self._published for name in names]
                     assert told == found.present.tolist(), "the events do not rebuild the index"
 
@@ -705,7 +704,7 @@ class Host:
             totals[source.value] += tokens
         assert +totals == +self._expected, (totals, self._expected)
         now = _flattened(self.cache)
-        fallen = {name: value for name, value in now.items() if value < self._counted.get(name, 0)}
+        fallen = {name: value for name, value in self._counted.items() if now.get(name, 0) < value}
         assert not fallen, fallen
         self._counted = now
 
@@ -739,13 +738,13 @@ def _hit(totals: Counter[str]) -> Hit:
     )
 
 
-def _flattened(cache: CacheState) -> dict[str, int]:
+def _flattened(cache: CacheState) -> dict[object, int]:
     counters = cache.counters
-    numbers: dict[str, int] = {"generation": cache.capacity_generation}
+    numbers: dict[object, int] = {"generation": cache.capacity_generation}
     for name in counters.__slots__:
         value = getattr(counters, name)
         if isinstance(value, dict):
-            numbers.update({f"{name} {key}": number for key, number in value.items()})
+            numbers.update({(name, key): number for key, number in value.items() if number})
         else:
             numbers[name] = value
     return numbers

@@ -203,7 +203,7 @@ def test_without_a_cpu_tier_nothing_is_stored_or_loaded() -> None:
     h.turn()
     assert not h.queued
     assert h.letters(0)[:5] == "gggg-"
-    assert CPU not in h.tiers()
+    assert CPU not in h.cache.pools()
     with pytest.raises(UsageError):
         h.place(0, [0], tier=CPU)
     h.reset()

@@ -246,3 +246,9 @@ def test_settings_come_from_the_environment_and_the_effective_ones_are_shown(app
 def test_a_pool_size_the_demo_does_not_understand_is_refused(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, ["demo"], env={"AIOKV_CPU_BYTES": "1GiB"})
     assert isinstance(result.exception, ConfigError)
+
+
+async def test_a_pool_that_is_too_large_for_the_demo_is_refused_before_anything_runs(loaded: LoadedModel) -> None:
+    sizes = Sizes(gpu_blocks=128, cpu_blocks=320)
+    with pytest.raises(ConfigError, match="too small for its conversations: 87 GPU blocks at most"):
+        await run_demo(loaded, settings=replace(SETTINGS, sizes=sizes), step=no_step)

@@ -159,40 +159,56 @@ def child(kv, lease):
     }
     return {name: outcome(use) for name, use in uses.items()}
 
-async def main(backend):
+def runtime_of(backend):
     if backend == "fake":
-        kv = KVRuntime(config_of())
-    else:
-        kv = KVRuntime(config_of(backend=backend), arenas={GROUP: [np.zeros((9, 64), np.uint8)]})
-    await kv.open()
-    lease, dropped = granted(kv, prompt(2)), granted(kv, prompt(2, seed=1))
+        return KVRuntime(config_of())
+    return KVRuntime(config_of(backend=backend), arenas={GROUP: [np.zeros((9, 64), np.uint8)]})
+
+def fork(kv, lease):
     pid = os.fork()
     if not pid:
         answers = child(kv, lease)
-        dropped = None
+        del lease
         gc.collect()
         print(sorted(name for name, answer in answers.items() if answer != "refused"), answers, flush=True)
         os._exit(0 if set(answers.values()) == {"refused"} else 1)
     assert os.waitpid(pid, 0)[1] == 0
     assert len(kv.audit().leases) == 2, "the child gave something back"
+
+async def go_on(kv, lease, dropped):
     lease.confirm(2)
     lease.finish()
-    dropped = None
+    dropped.clear()
     gc.collect()
     await until(lambda: not kv.audit().leases)
     await kv.aclose()
     print("the parent is well")
 
-asyncio.run(main(sys.argv[1]))
+async def main(backend, *, forks):
+    kv = runtime_of(backend)
+    await kv.open()
+    lease, dropped = granted(kv, prompt(2)), [granted(kv, prompt(2, seed=1))]
+    if forks:
+        fork(kv, lease)
+        await go_on(kv, lease, dropped)
+    return kv, lease, dropped
+
+backend, where = sys.argv[1:]
+loop = asyncio.new_event_loop()
+held = loop.run_until_complete(main(backend, forks=where == "in the loop"))
+if where == "outside":
+    fork(*held[:2])
+    loop.run_until_complete(go_on(*held))
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("backend", ["host", "fake"])
-def test_a_forked_child_is_refused_everything_and_the_parent_goes_on(backend: str) -> None:
+@pytest.mark.parametrize("where", ["in the loop", "outside"])
+def test_a_forked_child_is_refused_everything_and_the_parent_goes_on(backend: str, where: str) -> None:
     """A child that touched the driver, the timers or the loop's descriptors would break its parent."""
     done = subprocess.run(
-        [sys.executable, "-c", FORKED, backend],
+        [sys.executable, "-c", FORKED, backend, where],
         capture_output=True,
         text=True,
         check=False,
