@@ -292,10 +292,10 @@ class Host:
         if len(told) == self.cache.world_size:
             self._end(transfer, _worst(told.values()), tell=lambda: self._report(transfer, rank, outcome=outcome))
             return
-        held = {tier: self.counts(tier).reserved for tier in self.tiers()}
+        held = {tier: counts.reserved for tier, counts in self.cache.pools().items()}
         self._report(transfer, rank, outcome=outcome)
         assert state_of(transfer) is TransferState.SUBMITTED
-        assert held == {tier: self.counts(tier).reserved for tier in self.tiers()}
+        assert held == {tier: counts.reserved for tier, counts in self.cache.pools().items()}
         self.settle()
 
     def _report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
