@@ -5,6 +5,7 @@ Rules: everything goes through the same pools as real traffic; refused calls cha
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import final
 
@@ -53,10 +54,10 @@ class Placement:
         wanted = np.unique(np.array(positions, np.int64))
         found = pool.find(self._digests(keys, group=group, positions=wanted), group)
         if not found.present.all():
-            absent = wanted[~found.present].tolist()
+            absent = reprlib.repr(wanted[~found.present].tolist())
             raise UsageError(f"blocks {absent} of group {group} are not resident in the {tier.value} tier")
         if pool.count_unpinned(found.slots) < len(found.slots):
-            raise UsageError(f"some of blocks {wanted.tolist()} of group {group} are pinned")
+            raise UsageError(f"some of blocks {reprlib.repr(wanted.tolist())} of group {group} are pinned")
         return found.slots
 
     def evict(self, keys: BlockKeys, *, group: int, positions: Sequence[int], tier: Tier) -> None:
@@ -70,7 +71,8 @@ class Placement:
         step = self._world.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if len(positions) and not (0 <= positions[0] and positions[-1] < blocks):
-            raise UsageError(f"blocks {positions.tolist()} are not among the {blocks} full blocks of the prompt")
+            named = reprlib.repr(positions.tolist())
+            raise UsageError(f"blocks {named} are not among the {blocks} full blocks of the prompt")
         return digests_at(keys, step=step, positions=positions)
 
     def _pool(self, tier: Tier) -> Pool:

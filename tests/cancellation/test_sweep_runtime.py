@@ -28,8 +28,8 @@ from tests.runtime.support import (
     until,
 )
 
-MANY = 33_000
-"""Blocks: more than two slices of a reset."""
+MANY = 17_000
+"""Blocks: more than a slice of a reset."""
 
 
 @cache
@@ -114,7 +114,7 @@ async def test_reset(way: Way) -> None:
         make_resident(case.kv, many_keys(), {GROUP: "g" * MANY})
         return case.kv.reset(Tier.GPU), ()
 
-    await sweep(scene, way=way, suspensions=2, gpu_blocks=MANY + 1)
+    await sweep(scene, way=way, suspensions=1, gpu_blocks=MANY + 1)
 
 
 @every_way

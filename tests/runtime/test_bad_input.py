@@ -316,3 +316,10 @@ async def test_evicting_what_is_not_there() -> None:
             with pytest.raises(UsageError):
                 evict(case.kv, prompt(2), {GROUP: positions}, tier=tier)
         assert state_of(case.kv) == before
+
+
+async def test_an_error_about_many_blocks_is_short() -> None:
+    async with opened(gpu_blocks=2001) as case:
+        with pytest.raises(UsageError) as caught:
+            evict(case.kv, prompt(2000), {GROUP: range(2000)})
+        assert len(str(caught.value)) < 300

@@ -216,7 +216,7 @@ async def test_copies_that_still_queue_for_the_stream_are_dropped_by_a_close(
             lease = granted(case.kv, prompt(1, seed=seed))
             lease.confirm(BLOCK)
             lease.finish()
-        await until(lambda: len(case.kv.snapshot().transfers) == 600)
+        await until(lambda: case.kv.core.unfinished_transfers == 600)
         running = len(case.backend.pending)
         assert running < 600
         await case.kv.aclose()

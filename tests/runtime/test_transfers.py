@@ -63,7 +63,7 @@ async def test_no_more_is_in_flight_than_a_stream_takes_and_all_of_it_ends() -> 
     async with opened(gpu_blocks=count + 1, cpu_blocks=count) as case:
         for seed in range(count):
             store_one_block(case, seed=seed)
-        await until(lambda: len(case.kv.snapshot().transfers) == count)
+        await until(lambda: case.kv.core.unfinished_transfers == count)
         assert len(case.backend.pending) == STREAM_DEPTH
         case.backend.complete(10)
         await until(lambda: len(case.backend.history) == STREAM_DEPTH + 10)
