@@ -15,9 +15,19 @@ from aiokv.errors import (
     UsageError,
 )
 from aiokv.model.events import BlockRemoved, BlockStored, EventsDropped, TierCleared
-from aiokv.model.ids import Tier
+from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
-from aiokv.model.plan import Declined, DeclineReason, DeferReason, Deferred, Hit, StorePolicy
+from aiokv.model.plan import (
+    CopyBatch,
+    Declined,
+    DeclineReason,
+    DeferReason,
+    Deferred,
+    Hit,
+    Outcome,
+    RankTransfer,
+    StorePolicy,
+)
 from aiokv.model.spec import (
     CacheGeometry,
     ChunkedLocal,
@@ -43,11 +53,13 @@ __all__ = [
     "CapacityError",
     "ChunkedLocal",
     "ConfigError",
+    "CopyBatch",
     "CopyFailed",
     "DeclineReason",
     "Declined",
     "DeferReason",
     "Deferred",
+    "Direction",
     "EventsDropped",
     "ForeignBlock",
     "FullAttention",
@@ -59,7 +71,9 @@ __all__ = [
     "LeaseReleased",
     "LeaseState",
     "MediaSpan",
+    "Outcome",
     "Preempted",
+    "RankTransfer",
     "RecurrentState",
     "RuntimeConfig",
     "SlidingWindow",

@@ -45,9 +45,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = """
 AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError ChunkedLocal
-ConfigError CopyFailed DeclineReason Declined DeferReason Deferred EventsDropped ForeignBlock FullAttention GroupSpec
-Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Preempted RecurrentState RuntimeConfig
-SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
+ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped ForeignBlock
+FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome Preempted
+RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
 """
 TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
 
@@ -71,6 +71,9 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     KVRuntime.snapshot: (),
     KVRuntime.audit: (),
     KVRuntime.events: (),
+    KVRuntime.transfers: (),
+    KVRuntime.report: ("transfer_id", "rank", "outcome"),
+    KVRuntime.lose_rank: ("rank",),
     Lease.block_table: ("group",),
     Lease.block_ids: ("group", "start"),
     Lease.append: ("token_ids",),
@@ -93,7 +96,17 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     SlidingWindow: ("name", "block_size", "window", "lookahead", "sharded"),
     ChunkedLocal: ("name", "block_size", "chunk"),
     RecurrentState: ("name", "block_size"),
-    RuntimeConfig: ("geometry", "gpu_blocks", "cpu_blocks", "cpu_bytes", "store_policy", "watermark", "backend"),
+    RuntimeConfig: (
+        "geometry",
+        "gpu_blocks",
+        "cpu_blocks",
+        "cpu_bytes",
+        "store_policy",
+        "watermark",
+        "backend",
+        "world_size",
+        "remote_ranks",
+    ),
     MediaSpan: ("digest", "start", "length"),
     Hit: ("prompt_tokens", "gpu_tokens", "cpu_tokens", "compute_tokens"),
     aiokv.run: ("main",),

@@ -38,6 +38,8 @@ class TransferView:
     state: str
     blocks: int
     waiters: int
+    reported_by: tuple[int, ...]
+    """Ranks that have reported it, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,4 +188,5 @@ def _transfer_view(world: World, transfer: Transfer) -> TransferView:
         state=transfer.state.value,
         blocks=len(transfer),
         waiters=len(transfer.waiters),
+        reported_by=tuple(sorted(transfer.reports)),
     )

@@ -2,8 +2,8 @@
 
 Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to
 hand to the backend, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that
-steps itself calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and reports each end
-with `complete`.
+steps itself calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and tells the end
+of each: with `complete`, or rank by rank with `report`.
 
 Rules: the core never waits, never copies, and knows no clock.
 """
@@ -26,6 +26,7 @@ from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
 from aiokv.core.placement import Placement
 from aiokv.core.pool_values import PoolCounts
+from aiokv.core.ranks import Ranks
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
@@ -33,7 +34,7 @@ from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
 from aiokv.core.world import SCAN_LIMIT, Outbox, World
 from aiokv.errors import ConfigError
-from aiokv.model.ids import Direction, SlotArray, Tier
+from aiokv.model.ids import SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
@@ -49,11 +50,12 @@ class CacheState:
 
     `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool
     that admissions keep free while another lease is held; `stores` says what is copied to the CPU tier and when;
-    sliced work does `slice_blocks` blocks at a time.
+    sliced work does `slice_blocks` blocks at a time. Every block lies in parts on `world_size` ranks; a transfer has
+    ended when all of them have copied theirs.
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_room", "_store_queue", "_stores", "_world", "forks", "placement",
+        "_admission", "_confirms", "_loads", "_ranks", "_room", "_stores", "_world", "forks", "placement",
         "truncations",
     )  # fmt: skip
 
@@ -66,6 +68,7 @@ class CacheState:
         watermark: float = 0.0,
         slice_blocks: int = SLICE_BLOCKS,
         stores: StoreSettings = EAGER_STORES,
+        world_size: int = 1,
     ) -> None:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
@@ -75,12 +78,14 @@ class CacheState:
             cpu_blocks=cpu_blocks,
             watermark=watermark,
             slice_blocks=slice_blocks,
+            world_size=world_size,
         )
-        self._store_queue = StoreQueue(self._world)
-        self._stores = choose_strategy(stores, world=self._world, queue=self._store_queue)
+        store_queue = StoreQueue(self._world)
+        self._stores = choose_strategy(stores, world=self._world, queue=store_queue)
         self._admission = Admission(self._world, stores=self._stores)
         self._room = Room(self._world, admission=self._admission)
         self._loads = Loads(self._world, admission=self._admission)
+        self._ranks = Ranks(self._world, loads=self._loads, stores=store_queue)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
@@ -105,6 +110,16 @@ class CacheState:
     def counters(self) -> Counters:
         """Everything that has been counted; read it, never write."""
         return self._world.counters
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks have to end a transfer."""
+        return self._world.world_size
+
+    @property
+    def partly_reported(self) -> int:
+        """Transfers that some ranks have reported and others have not."""
+        return self._ranks.partly_reported
 
     @property
     def capacity_generation(self) -> int:
@@ -233,20 +248,32 @@ class CacheState:
             self._world.slices.start(self._finishing(record, how))
 
     def mark_submitted(self, transfer: Transfer) -> None:
-        """The backend has taken this transfer; from now on only `complete` ends it."""
+        """The backend has taken this transfer; from now on only `complete` and `report` end it."""
         transfer.advance(TransferEvent.SUBMIT)
         self.counters.submitted_blocks[transfer.direction] += len(transfer)
 
     def complete(self, transfer_id: int, outcome: Outcome) -> None:
-        """All copies of a transfer have ended. Its pins go back here and nowhere else."""
-        transfer = self._world.inflight.find(transfer_id)
-        blocks = len(transfer.bound_targets)
-        transfer.advance(_EVENTS[outcome])
-        self.counters.transferred_blocks[transfer.direction, outcome] += blocks
-        if outcome is Outcome.LOST:
-            self._world.is_backend_lost = True
-        kind = self._loads if transfer.direction is Direction.LOAD else self._store_queue
-        self._world.slices.start(kind.complete(transfer, outcome))
+        """All copies of a transfer have ended: this way on every rank that has not reported it, the worst one decides.
+
+        `UsageError` where there is no such transfer or it has ended.
+        """
+        self._ranks.complete(transfer_id, outcome)
+
+    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
+        """One rank's copies of a submitted transfer have ended; the last rank ends it, the worst report decides how.
+
+        The same report again changes nothing. `UsageError`, and nothing has changed, for an unknown rank or transfer,
+        one that has ended, and for another outcome than the rank reported before.
+        """
+        self._ranks.report(transfer_id, rank=rank, outcome=outcome)
+
+    def lose_rank(self, rank: int) -> None:
+        """A rank is gone: what it has not reported of submitted transfers is LOST, and no copy can be made any more."""
+        self._ranks.lose_rank(rank)
+
+    def missing_ranks(self, transfer: Transfer) -> tuple[int, ...]:
+        """Which ranks have not reported a transfer, ascending."""
+        return self._ranks.missing(transfer)
 
     def lose_backend(self) -> None:
         """No copy can be started any more: from now on the CPU tier answers nothing and takes nothing."""
@@ -311,11 +338,3 @@ class CacheState:
         while pool is not None and pool.sweep(SCAN_LIMIT):
             yield
         self._world.capacity_generation += 1
-
-
-_EVENTS = {
-    Outcome.OK: TransferEvent.FINISH,
-    Outcome.FAILED: TransferEvent.FAIL,
-    Outcome.LOST: TransferEvent.LOSE,
-    Outcome.DROPPED: TransferEvent.DROP,
-}

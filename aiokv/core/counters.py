@@ -75,6 +75,7 @@ class Counters:
         "load_failed_tokens",
         "lookups",
         "prompt_tokens",
+        "rank_reports",
         "store_skipped_blocks",
         "submitted_blocks",
         "transferred_blocks",
@@ -89,6 +90,7 @@ class Counters:
         self.load_failed_tokens = 0
         self.submitted_blocks = dict.fromkeys(Direction, 0)
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
+        self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.FAILED, Outcome.LOST), 0)
         self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.truncated_tokens = 0

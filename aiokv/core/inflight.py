@@ -23,6 +23,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
+from aiokv.model.plan import Outcome
 
 __all__ = ["NOBODY", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
 
@@ -84,6 +85,8 @@ class Transfer:
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
+    reports: dict[int, Outcome] = field(default_factory=dict)
+    """By rank, how its part of the copies ended."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
 
@@ -179,9 +182,10 @@ class InflightTable:
         return transfer
 
     def hide(self, transfer: Transfer) -> None:
-        """Nobody may join this load any more: it has failed."""
-        self._loading_id[transfer.sources] = 0
-        self._loading_target[transfer.sources] = 0
+        """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
+        mine = transfer.sources[self._loading_id[transfer.sources] == transfer.transfer_id]
+        self._loading_id[mine] = 0
+        self._loading_target[mine] = 0
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read.

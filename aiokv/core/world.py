@@ -77,6 +77,7 @@ class World:
         "slice_blocks",
         "slices",
         "watermark_blocks",
+        "world_size",
     )
 
     def __init__(
@@ -87,9 +88,11 @@ class World:
         cpu_blocks: int,
         watermark: float = 0.0,
         slice_blocks: int = SLICE_BLOCKS,
+        world_size: int = 1,
     ) -> None:
         self.geometry = geometry
         self.slice_blocks = slice_blocks
+        self.world_size = world_size
         self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
         self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
         self.leases = LeaseTable()

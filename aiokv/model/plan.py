@@ -16,6 +16,7 @@ __all__ = [
     "Found",
     "Hit",
     "Outcome",
+    "RankTransfer",
     "StorePolicy",
 ]
 
@@ -113,3 +114,14 @@ class CopyBatch:
 
     def __len__(self) -> int:
         return len(self.source_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankTransfer:
+    """Copies that every remote rank makes in its own arenas and then reports by `transfer_id`.
+
+    A fence in `batch.after` is one of this process: each rank orders the copies behind its own compute stream (law 5).
+    """
+
+    transfer_id: int
+    batch: CopyBatch

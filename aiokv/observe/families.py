@@ -150,6 +150,19 @@ _TRANSFERS: Final = (
         read=readers.read_inflight_blocks,
     ),
     Family(
+        name="aiokv_rank_reports",
+        kind=Kind.COUNTER,
+        labels=("outcome",),
+        help="Reports of ranks that their part of a transfer has ended.",
+        read=readers.read_rank_reports,
+    ),
+    Family(
+        name="aiokv_transfers_partly_reported",
+        kind=Kind.GAUGE,
+        help="Transfers that some ranks have reported and others have not.",
+        read=readers.read_partly_reported,
+    ),
+    Family(
         name="aiokv_bridge_polls",
         kind=Kind.COUNTER,
         labels=("result",),

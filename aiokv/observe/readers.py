@@ -185,6 +185,19 @@ def read_inflight_blocks(view: View) -> Iterable[Reading]:
         yield Reading((direction.value,), count_in_flight(view.core.counters, direction))
 
 
+def read_rank_reports(view: View) -> Iterable[Reading]:
+    """Once per rank and transfer."""
+    if view.directions:
+        for outcome, reports in view.core.counters.rank_reports.items():
+            yield Reading((outcome.value,), reports)
+
+
+def read_partly_reported(view: View) -> Iterable[Reading]:
+    """Waiting for the slower ranks."""
+    if view.directions:
+        yield Reading((), view.core.partly_reported)
+
+
 def read_bridge_polls(view: View) -> Iterable[Reading]:
     """Looks at device events."""
     for result, polls in view.stats.polls.items():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend
 from aiokv.backends.host import HostBackend
+from aiokv.backends.remote import RemoteBackend
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import StorePolicy
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 def choose_backend(config: RuntimeConfig) -> Backend:
     """The backend object; `ConfigError` says what is missing for "cuda"."""
+    if not config.has_local_ranks:
+        return RemoteBackend()
     if not isinstance(config.backend, str):
         return config.backend
     if config.backend == "cuda":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from aiokv.backends.base import Backend
@@ -26,6 +27,10 @@ class RuntimeConfig:
     `store_policy` says when blocks are copied to the CPU tier. LAZY keeps at least `lazy_fraction` of the GPU pool free
     or copied ahead of eviction, more if recent requests claimed more; SELECTIVE copies a block once it has been
     confirmed or hit `selective_count` times.
+
+    Every block lies in parts on `world_size` ranks. The backend copies for all of them, so that `arenas` holds all
+    ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
+    answer to `KVRuntime.report`. If all are remote there are no arenas, and `backend` stays "auto".
     """
 
     geometry: CacheGeometry
@@ -38,6 +43,8 @@ class RuntimeConfig:
     watermark: float = 0.01
     backend: str | Backend = "auto"
     close_grace_s: float = 30.0
+    world_size: int = 1
+    remote_ranks: Collection[int] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no runtime could be built from; raises `ConfigError`."""
@@ -49,6 +56,7 @@ class RuntimeConfig:
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
+        self._check_ranks()
 
     @property
     def stores(self) -> StoreSettings:
@@ -64,6 +72,22 @@ class RuntimeConfig:
         return StoreSettings(
             policy=self.store_policy, lazy_fraction=self.lazy_fraction, selective_count=self.selective_count
         )
+
+    @property
+    def has_local_ranks(self) -> bool:
+        """Whether the backend has anything to copy."""
+        return len(self.remote_ranks) < self.world_size
+
+    def _check_ranks(self) -> None:
+        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
+            raise ConfigError(f"world_size must be a whole number, 1 or more, not {self.world_size!r}")
+        ranks = range(self.world_size)
+        if not isinstance(self.remote_ranks, Collection) or not all(rank in ranks for rank in self.remote_ranks):
+            raise ConfigError(f"remote_ranks must be ranks of a world of {self.world_size}, not {self.remote_ranks!r}")
+        if len(set(self.remote_ranks)) != len(self.remote_ranks):
+            raise ConfigError(f"remote_ranks names a rank twice: {self.remote_ranks!r}")
+        if not self.has_local_ranks and self.backend != "auto":
+            raise ConfigError(f"every rank is remote, so that backend {self.backend!r} has nothing to copy")
 
     def _settings(self) -> Settings:
         """The same values, checked the way those from files are."""

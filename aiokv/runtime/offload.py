@@ -33,6 +33,7 @@ from aiokv.observe.publisher import Publisher, Subscription
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
 from aiokv.runtime.leaks import LeakBox
+from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
@@ -60,22 +61,32 @@ class Offloader:
         "core",
         "leaks",
         "loop",
+        "outlet",
         "publisher",
         "queue",
         "stats",
         "transfers",
     )
 
-    def __init__(self, core: CacheState, *, backend: Backend, loop: asyncio.AbstractEventLoop, stats: Stats) -> None:
+    def __init__(
+        self,
+        core: CacheState,
+        *,
+        backend: Backend,
+        loop: asyncio.AbstractEventLoop,
+        outlet: RankOutlet,
+        stats: Stats,
+    ) -> None:
         self.core = core
         self.backend = backend
         self.loop = loop
+        self.outlet = outlet
         self.stats = stats
         self.queue = WaitQueue()
         self.publisher = Publisher()
         self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)
         self.transfers = TransferRunner(
-            core, backend=backend, bridge=self.bridge, stats=stats, on_progress=self.progress
+            core, backend=backend, bridge=self.bridge, outlet=outlet, stats=stats, on_progress=self.progress
         )
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
         self._owner = (os.getpid(), threading.get_ident())

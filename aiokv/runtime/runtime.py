@@ -19,7 +19,7 @@ from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Deferred
+from aiokv.model.plan import Deferred, Outcome
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
@@ -34,7 +34,9 @@ from aiokv.runtime.hashing import KeyOptions, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
+from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
+from aiokv.runtime.transfer_stream import TransferStream
 
 __all__ = ["Fence", "KVRuntime"]
 
@@ -78,10 +80,13 @@ class KVRuntime:
             cpu_blocks=layout.cpu_blocks,
             watermark=self._config.watermark,
             stores=self._config.stores,
+            world_size=self._config.world_size,
         )
         await anyio.to_thread.run_sync(core.warm)
         await Opening(backend, layout).run()
-        offloader = Offloader(core, backend=backend, loop=asyncio.get_running_loop(), stats=Stats())
+        outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
+        loop = asyncio.get_running_loop()
+        offloader = Offloader(core, backend=backend, loop=loop, outlet=outlet, stats=Stats())
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
@@ -166,6 +171,31 @@ class KVRuntime:
         """A point of the engine's stream, for `confirm(after=)` and `release(after=)`. In RAM it fences nothing."""
         self._entered()
         return Fence()
+
+    # Ranks in other processes.
+
+    def transfers(self) -> TransferStream:
+        """The copies that remote ranks have to make, each handed out once: `async for transfer in kv.transfers()`.
+
+        Each remote rank makes them in its own arenas; its answer goes to `report`. `UsageError` if no rank is remote.
+        """
+        offloader = self._entered()
+        if not offloader.outlet.remote_ranks:
+            raise UsageError("every rank of this runtime is local: its backend makes all copies")
+        return TransferStream(offloader)
+
+    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
+        """A remote rank's copies of a transfer have ended: OK, FAILED, or LOST (nobody knows what they still do).
+
+        In any order, from the loop's thread; the last rank ends the transfer, the worst outcome counts. The same report
+        again changes nothing. `UsageError`, and nothing has changed, for an unknown or local rank, a transfer that is
+        unknown or has ended, and for another outcome than the rank reported before.
+        """
+        self._entered().transfers.report(transfer_id, rank=rank, outcome=outcome)
+
+    def lose_rank(self, rank: int) -> None:
+        """A remote rank is gone: what it has not reported is LOST there, and nothing is copied any more."""
+        self._entered().transfers.lose_rank(rank)
 
     # The whole.
 

@@ -87,12 +87,17 @@ class Shutdown:
         self._is_closed = True
         offloader = self._offloader
         offloader.detach()
-        stuck = [transfer.transfer_id for transfer in offloader.core.transfers()]
-        for transfer_id in stuck:
-            offloader.core.complete(transfer_id, Outcome.LOST)
+        core = offloader.core
+        stuck = core.transfers()
+        missing = {rank for transfer in stuck for rank in core.missing_ranks(transfer)}
+        silent = sorted(missing & offloader.outlet.remote_ranks)
+        for transfer in stuck:
+            core.complete(transfer.transfer_id, Outcome.LOST)
         offloader.progress()
-        if stuck or not is_clean:
+        if not is_clean or (stuck and not silent):
             _log.error("closed with %d copies that never ended; their memory is kept on purpose", len(stuck))
+        if silent:
+            _log.error("closed with %d transfers that ranks %s never reported; they count as lost", len(stuck), silent)
 
 
 def _tell(ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:

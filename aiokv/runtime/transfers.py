@@ -2,9 +2,11 @@
 
 Rules
 - A transfer belongs to the core from plan to completion; this module never gives pins back itself (law 4).
-- At most `STREAM_DEPTH` batches are in flight per direction; the others wait here, and one that the core dropped
+- At most `STREAM_DEPTH` batches are unfinished per direction; the others wait here, and one that the core dropped
   meanwhile is never submitted.
-- After `stop` the backend is not called any more: what waits here, or comes later, is dropped.
+- The backend copies for every local rank; remote ranks are told after it has taken the batch, and report by themselves.
+- Once a rank or the backend is lost nothing is submitted any more, and after `stop` the backend is not called any more:
+  what waits here, or comes later, fails or is dropped, and what no remote rank has heard of is withdrawn.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, final
 
 from aiokv.backends.base import Backend, EventStatus
 from aiokv.core.cache import CacheState
 from aiokv.core.inflight import Transfer, TransferState
-from aiokv.errors import BackendLost, CopyFailed
+from aiokv.errors import BackendLost, CopyFailed, UsageError
 from aiokv.model.ids import Direction
-from aiokv.model.plan import CopyBatch, Outcome
+from aiokv.model.plan import CopyBatch, Outcome, RankTransfer
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge, Watched
+from aiokv.runtime.rank_outlet import RankOutlet
 
 __all__ = ["STREAM_DEPTH", "TransferRunner"]
 
@@ -53,9 +57,8 @@ class _FailureReport:
 
     def failed(self, transfer: Transfer, detail: str, *, is_lost: bool) -> None:
         """One transfer did not end well."""
-        if is_lost and not self._is_lost:
-            self._is_lost = True
-            _log.error("the backend is lost, blocks are no longer copied between the tiers: %s", detail)
+        if is_lost:
+            self.lost(detail)
         self._unreported += 1
         now = time.monotonic()
         if not is_lost and now >= self._next_at:
@@ -63,22 +66,59 @@ class _FailureReport:
             count, self._unreported = self._unreported, 0
             _log.warning("%d transfers failed, the last a %s: %s", count, transfer.direction.value, detail)
 
+    def lost(self, detail: str) -> None:
+        """No copy can be made any more."""
+        if not self._is_lost:
+            self._is_lost = True
+            _log.error("the backend is lost, blocks are no longer copied between the tiers: %s", detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Running:
+    """A transfer that the backend has taken and some rank has not reported."""
+
+    transfer: Transfer
+    num_bytes: int
+    started: float
+
 
 @final
 class TransferRunner:
     """Submits transfers and reports their completion to the core."""
 
-    __slots__ = ("_backend", "_bridge", "_core", "_is_stopped", "_on_progress", "_queues", "_report", "_stats")
+    __slots__ = (
+        "_backend",
+        "_bridge",
+        "_core",
+        "_depths",
+        "_is_stopped",
+        "_on_progress",
+        "_outlet",
+        "_queues",
+        "_report",
+        "_running",
+        "_stats",
+    )
 
     def __init__(
-        self, core: CacheState, *, backend: Backend, bridge: Bridge, stats: Stats, on_progress: Callable[[], None]
+        self,
+        core: CacheState,
+        *,
+        backend: Backend,
+        bridge: Bridge,
+        outlet: RankOutlet,
+        stats: Stats,
+        on_progress: Callable[[], None],
     ) -> None:
         self._core = core
         self._backend = backend
         self._bridge = bridge
+        self._outlet = outlet
         self._stats = stats
         self._on_progress = on_progress
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
+        self._running: dict[int, _Running] = {}
+        self._depths = dict.fromkeys(Direction, 0)
         self._is_stopped = False
         self._report = _FailureReport()
 
@@ -88,23 +128,61 @@ class TransferRunner:
         self._stats.queued_blocks[transfer.direction] += len(transfer)
         self._submit_queued(transfer.direction)
 
+    def report(self, transfer_id: int, *, rank: int, outcome: Outcome) -> None:
+        """A remote rank's copies have ended. `UsageError` where `CacheState.report` says so, and for a local rank."""
+        if rank in self._outlet.local_ranks:
+            raise UsageError(f"rank {rank} is local: its copies are reported by the backend")
+        running = self._running.get(transfer_id)
+        self._core.report(transfer_id, rank, outcome)
+        if running is not None and outcome is not Outcome.OK:
+            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", is_lost=outcome is Outcome.LOST)
+        if running is not None:
+            self._end_if_reported(running)
+        self._carry_on()
+
+    def lose_rank(self, rank: int) -> None:
+        """A remote rank is gone. `UsageError` for a local one, and for one that does not exist."""
+        if rank in self._outlet.local_ranks:
+            raise UsageError(f"rank {rank} is local: the backend says when it is lost")
+        self._withdraw()
+        self._core.lose_rank(rank)
+        self._report.lost(f"rank {rank} is gone")
+        for running in tuple(self._running.values()):
+            self._end_if_reported(running)
+        self._carry_on()
+
     def stop(self) -> None:
         """Submit nothing any more; what is in flight stays so."""
         self._is_stopped = True
+        self._outlet.end()
+        self._withdraw()
         for direction in Direction:
             self._submit_queued(direction)
 
+    def _carry_on(self) -> None:
+        """Some rank has said something: there may be room for what waits, or no use in waiting."""
+        for direction in Direction:
+            self._submit_queued(direction)
+        self._on_progress()
+
     def _submit_queued(self, direction: Direction) -> None:
         queue = self._queues[direction]
-        while queue and (self._is_stopped or self._bridge.depth(direction) < STREAM_DEPTH):
+        while queue and self._has_room(direction):
             transfer, queued_at = queue.popleft()
             self._stats.queued_blocks[direction] -= len(transfer)
             if transfer.state is not TransferState.QUEUED:
                 continue
             if self._is_stopped:
                 self._core.complete(transfer.transfer_id, Outcome.DROPPED)
+            elif self._core.is_backend_lost:
+                self._core.mark_submitted(transfer)
+                self._core.complete(transfer.transfer_id, Outcome.FAILED)
             else:
                 self._submit(transfer, queued_at=queued_at)
+
+    def _has_room(self, direction: Direction) -> bool:
+        """Whether the next batch need not wait for room in its stream."""
+        return self._is_stopped or self._core.is_backend_lost or self._depths[direction] < STREAM_DEPTH
 
     def _submit(self, transfer: Transfer, *, queued_at: float) -> None:
         group = self._core.geometry.groups[transfer.group].name
@@ -121,26 +199,51 @@ class TransferRunner:
         try:
             event = self._backend.submit(batch)
         except (CopyFailed, BackendLost) as error:
-            # Nothing was started, so the slots are as they were; a lost backend is not tried again.
+            # Nothing was started on any rank, so the slots are as they were; a lost backend is not tried again.
             if isinstance(error, BackendLost):
                 self._core.lose_backend()
             self._report.failed(transfer, str(error), is_lost=isinstance(error, BackendLost))
             self._core.complete(transfer.transfer_id, Outcome.FAILED)
             return
         num_bytes = len(batch) * self._backend.block_bytes(group)
+        running = _Running(transfer=transfer, num_bytes=num_bytes, started=started)
+        self._running[transfer.transfer_id] = running
+        self._depths[transfer.direction] += 1
 
         def on_end(status: EventStatus, detail: str) -> None:
-            if status is not EventStatus.DONE:
-                self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
-            self._end(transfer, outcome=_OUTCOMES[status], num_bytes=num_bytes, started=started)
+            self._end_locally(running, status=status, detail=detail)
 
         expected = self._backend.eta_seconds(transfer.direction, num_bytes)
         self._bridge.watch(transfer.direction, Watched(event=event, expected_s=expected, on_end=on_end))
+        self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
 
-    def _end(self, transfer: Transfer, *, outcome: Outcome, num_bytes: int, started: float) -> None:
-        self._stats.transfer_seconds[transfer.direction].observe(time.monotonic() - started)
-        if outcome is Outcome.OK:
-            self._stats.transfer_bytes[transfer.direction] += num_bytes
-        self._core.complete(transfer.transfer_id, outcome)
+    def _end_locally(self, running: _Running, *, status: EventStatus, detail: str) -> None:
+        """The backend's copies have ended, for all local ranks alike."""
+        transfer, outcome = running.transfer, _OUTCOMES[status]
+        if status is not EventStatus.DONE:
+            self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
+        for rank in self._outlet.local_ranks:
+            self._core.report(transfer.transfer_id, rank, outcome)
+        self._end_if_reported(running)
         self._submit_queued(transfer.direction)
         self._on_progress()
+
+    def _end_if_reported(self, running: _Running) -> None:
+        """Let go of a transfer, and make room in its stream, once the last rank has reported it."""
+        transfer = running.transfer
+        if transfer.state is TransferState.SUBMITTED:
+            return
+        del self._running[transfer.transfer_id]
+        self._depths[transfer.direction] -= 1
+        self._stats.transfer_seconds[transfer.direction].observe(time.monotonic() - running.started)
+        if transfer.state is TransferState.DONE:
+            self._stats.transfer_bytes[transfer.direction] += running.num_bytes
+
+    def _withdraw(self) -> None:
+        """What nobody has taken is started on no remote rank: there it has failed, and nothing was written."""
+        for transfer_id in [withdrawn.transfer_id for withdrawn in self._outlet.take_all()]:
+            running = self._running.get(transfer_id)
+            if running is not None:
+                for rank in self._outlet.remote_ranks.intersection(self._core.missing_ranks(running.transfer)):
+                    self._core.report(transfer_id, rank, Outcome.FAILED)
+                self._end_if_reported(running)

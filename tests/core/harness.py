@@ -10,7 +10,7 @@ Prompts are prefixes of *streams*, fixed token sequences that share their beginn
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -74,6 +74,7 @@ class Host:
         watermark: float = 0.0,
         slice_blocks: int = 1024,
         stores: StoreSettings = EAGER_STORES,
+        world_size: int = 1,
     ) -> None:
         self.geometry = geometry
         self.cache = CacheState(
@@ -83,7 +84,9 @@ class Host:
             watermark=watermark,
             slice_blocks=slice_blocks,
             stores=stores,
+            world_size=world_size,
         )
+        self.reports: dict[int, dict[int, Outcome]] = {}
         self.sizes = [geometry.effective_block_size(i) for i in range(len(geometry.groups))]
         self.capacity = {Tier.GPU: gpu_blocks - 1, Tier.CPU: cpu_blocks}
         self.content: dict[Tier, dict[int, Content]] = {Tier.GPU: {}, Tier.CPU: {}}
@@ -392,8 +395,29 @@ class Host:
             self.submit(self.queued[0])
             self.settle()
 
+    def report(self, transfer: Transfer, rank: int, *, outcome: Outcome = Outcome.OK) -> None:
+        """One rank's part of a copy has ended, this way; nothing is given back before the last one (law 4)."""
+        told = self.reports.setdefault(transfer.transfer_id, {})
+        told[rank] = outcome
+        if len(told) == self.cache.world_size:
+            self._end(transfer, _worst(told.values()), tell=lambda: self._report(transfer, rank, outcome=outcome))
+            return
+        held = {tier: counts.reserved for tier, counts in self.cache.pools().items()}
+        self._report(transfer, rank, outcome=outcome)
+        assert state_of(transfer) is TransferState.SUBMITTED
+        assert held == {tier: counts.reserved for tier, counts in self.cache.pools().items()}
+        self.settle()
+
+    def _report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        self.cache.report(transfer.transfer_id, rank, outcome)
+
     def end(self, transfer: Transfer, outcome: Outcome = Outcome.OK) -> None:
-        """A copy has ended, this way."""
+        """A copy has ended, this way on every rank that has not reported it."""
+        told = self.reports.get(transfer.transfer_id, {})
+        decided = _worst([*told.values(), outcome])
+        self._end(transfer, decided, tell=lambda: self.cache.complete(transfer.transfer_id, outcome))
+
+    def _end(self, transfer: Transfer, outcome: Outcome, *, tell: Callable[[], None]) -> None:
         (self.running if transfer in self.running else self.queued).remove(transfer)
         source, target = self._tiers(transfer)
         if outcome is Outcome.OK:
@@ -409,7 +433,7 @@ class Host:
             self._note_arrival(transfer)
         else:
             self._failed |= {record.lease_id for record in self._waiters(transfer)}
-        self.cache.complete(transfer.transfer_id, outcome)
+        tell()
         self.settle()
 
     def end_all(self, outcome: Outcome = Outcome.OK) -> None:
@@ -751,10 +775,12 @@ class Host:
         return self._places[group, digest]
 
     def _check_single_flight(self) -> None:
-        """One copy per CPU block at a time, and one store per GPU block."""
+        """One copy per CPU block at a time, and one store per GPU block; a load that is known to fail is none."""
         reading: Counter[tuple[Direction, int]] = Counter()
         for transfer in self.cache.transfers():
-            if transfer.state in (TransferState.QUEUED, TransferState.SUBMITTED):
+            told = self.reports.get(transfer.transfer_id, {})
+            is_doomed = transfer.direction is Direction.LOAD and _worst(told.values()) is not Outcome.OK
+            if transfer.state in (TransferState.QUEUED, TransferState.SUBMITTED) and not is_doomed:
                 reading.update((transfer.direction, slot) for slot in transfer.sources.tolist())
         assert max(reading.values(), default=0) <= 1, f"copied twice at a time: {reading}"
 
@@ -817,6 +843,12 @@ def _covers(spec: GroupSpec, block: int, length: int, position: int) -> bool:
             return any(token // chunk == length // chunk for token in tokens)
         case _:
             return length - 1 in tokens
+
+
+def _worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """What the reports of all ranks say together."""
+    said = set(outcomes)
+    return next((bad for bad in (Outcome.LOST, Outcome.FAILED) if bad in said), Outcome.OK)
 
 
 def _hit(totals: Counter[str]) -> Hit:

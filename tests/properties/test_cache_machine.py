@@ -32,7 +32,7 @@ from aiokv.model.plan import Deferred, Outcome, StorePolicy
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from tests.core.harness import FORKS, Host
 
-EXAMPLES: Final = 250
+EXAMPLES: Final = 300
 STEPS: Final = 30
 LONGEST_PROMPT: Final = 60
 STREAMS: Final = st.integers(0, len(FORKS) - 1)
@@ -78,6 +78,7 @@ def hosts(draw: st.DrawFn) -> Host:
         watermark=draw(st.sampled_from([0.0, 0.0, 0.1])),
         slice_blocks=draw(st.sampled_from([1024, 1, 2, 3, 5])),
         stores=draw(store_settings()),
+        world_size=draw(st.sampled_from([2, 3, 1])),
     )
 
 
@@ -263,6 +264,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.end_one(self.host.running[pick % len(self.host.running)], Outcome.LOST if lost else outcome)
 
     @precondition(lambda self: self.host.queued or self.host.running)
+    @rule(pick=PICKS, ranks=st.lists(st.integers(0, 2), min_size=1, max_size=4), outcome=OUTCOMES, lost=RARELY)
+    def report(self, pick: int, ranks: list[int], outcome: Outcome, lost: object) -> None:
+        """Parts of one copy end, the first one this way; a second time counts once, a contradiction not at all."""
+        self.host.submit_all()
+        transfer = self.host.running[pick % len(self.host.running)]
+        outcomes = [Outcome.LOST if lost else outcome, *[Outcome.OK] * (len(ranks) - 1)]
+        for rank, ended in zip(ranks, outcomes, strict=True):
+            if transfer in self.host.running:
+                self.report_one(transfer, rank, outcome=ended)
+                self.host.check()
+
+    @precondition(lambda self: self.host.queued or self.host.running)
     @rule(outcome=OUTCOMES)
     def end_all(self, outcome: Outcome) -> None:
         self.host.end_all(outcome)
@@ -323,8 +336,40 @@ class CacheMachine(RuleBasedStateMachine):
                 return
 
     def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
+        """The first rank that has not reported says this, the others OK; what was never submitted ends at once."""
         self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
-        self.host.end(transfer, outcome)
+        if transfer not in self.host.running:
+            self.host.end(transfer, outcome)
+            return
+        first, *others = self.host.cache.missing_ranks(transfer)
+        self.report_one(transfer, first, outcome=outcome)
+        for rank in others:
+            self.host.check()
+            self.report_one(transfer, first, outcome=outcome)
+            self.report_one(transfer, rank, outcome=Outcome.OK)
+
+    def report_one(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        told = self.host.reports.get(transfer.transfer_id, {})
+        if rank >= self.host.cache.world_size or told.get(rank, outcome) is not outcome:
+            self.refused_report(transfer, rank, outcome=outcome)
+        elif rank in told:
+            self.repeated_report(transfer, rank, outcome=outcome)
+        else:
+            self.seen[f"rank {outcome.value}"] += self.host.cache.world_size > 1
+            self.host.report(transfer, rank, outcome=outcome)
+
+    def refused_report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        before = self.host.cache.snapshot()
+        with pytest.raises(UsageError):
+            self.host.cache.report(transfer.transfer_id, rank, outcome)
+        assert self.host.cache.snapshot() == before
+        self.seen["report refused"] += 1
+
+    def repeated_report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
+        before = self.host.cache.snapshot()
+        self.host.cache.report(transfer.transfer_id, rank, outcome)
+        assert self.host.cache.snapshot() == before
+        self.seen["report repeated"] += 1
 
     def states(self, record: LeaseRecord, stop: int) -> tuple[int, ...]:
         """The last length up to `stop` at which a state could be captured, if there is a slot for it."""
@@ -348,7 +393,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert cache.snapshot() == before
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_the_core_keeps_its_invariants_under_everything_at_once() -> None:
     CacheMachine.seen.clear()
     budget = settings(max_examples=max(EXAMPLES, settings().max_examples), stateful_step_count=STEPS)
@@ -366,6 +411,10 @@ def test_the_core_keeps_its_invariants_under_everything_at_once() -> None:
         "truncated what was written",
         "forked with a prefix",
         "resumed with a prefix",
+        "rank ok",
+        "rank error",
+        "report repeated",
+        "report refused",
     )
     missed = {kind: CacheMachine.seen[kind] for kind in rare if CacheMachine.seen[kind] < 5}
     assert not missed, (missed, CacheMachine.seen)

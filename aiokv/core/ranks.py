@@ -1,0 +1,106 @@
+"""The end of a transfer: by one word for all ranks, or by the last of their reports.
+
+Rules
+- A transfer of a world of W ranks has ended when W distinct ranks have reported it, in any order; only then its slots
+  go back (law 4). Reports are kept by rank, so that one that comes twice counts once.
+- The outcome is the worst report: LOST before FAILED before OK. From the first bad one on nobody joins a load any more.
+- One lost rank is a lost backend: no copy can be made any more, as every block lies in parts on all ranks.
+- A refused report changes nothing: `UsageError` for an unknown rank, an unknown or ended transfer, a contradiction.
+
+State: how many transfers some ranks have reported and others have not; the reports themselves are with the transfer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+from aiokv.core.inflight import Transfer, TransferEvent, TransferState
+from aiokv.core.loads import Loads
+from aiokv.core.store_queue import StoreQueue
+from aiokv.core.world import World
+from aiokv.errors import ConfigError, InvalidTransition, UsageError
+from aiokv.model.ids import Direction
+from aiokv.model.plan import Outcome
+
+__all__ = ["Ranks"]
+
+_EVENTS: Final = {
+    Outcome.OK: TransferEvent.FINISH,
+    Outcome.FAILED: TransferEvent.FAIL,
+    Outcome.LOST: TransferEvent.LOSE,
+    Outcome.DROPPED: TransferEvent.DROP,
+}
+_SEVERITY: Final = {Outcome.OK: 0, Outcome.FAILED: 1, Outcome.LOST: 2, Outcome.DROPPED: 3}
+
+
+@final
+class Ranks:
+    """Ends the transfers of one cache."""
+
+    __slots__ = ("_loads", "_stores", "_world", "partly_reported")
+
+    def __init__(self, world: World, *, loads: Loads, stores: StoreQueue) -> None:
+        if world.world_size < 1:
+            raise ConfigError(f"world_size must be at least 1, not {world.world_size}")
+        self._world = world
+        self._loads = loads
+        self._stores = stores
+        self.partly_reported = 0
+
+    def report(self, transfer_id: int, *, rank: int, outcome: Outcome) -> None:
+        """One rank's copies have ended this way; the last rank to say so ends the transfer."""
+        transfer = self._world.inflight.find(transfer_id)
+        if self._is_known(transfer, rank=rank, outcome=outcome):
+            return
+        self.partly_reported += not transfer.reports
+        transfer.reports[rank] = outcome
+        self._world.counters.rank_reports[outcome] += 1
+        if outcome is Outcome.LOST:
+            self._world.is_backend_lost = True
+        if len(transfer.reports) == self._world.world_size:
+            self.complete(transfer_id, outcome)
+        elif outcome is not Outcome.OK and transfer.direction is Direction.LOAD:
+            self._world.inflight.hide(transfer)
+
+    def lose_rank(self, rank: int) -> None:
+        """A rank is gone: all that it has not reported is LOST for it, and no copy can be made any more."""
+        self._check_rank(rank)
+        self._world.is_backend_lost = True
+        for transfer in tuple(self._world.inflight):
+            if transfer.state is TransferState.SUBMITTED and rank not in transfer.reports:
+                self.report(transfer.transfer_id, rank=rank, outcome=Outcome.LOST)
+
+    def complete(self, transfer_id: int, outcome: Outcome) -> None:
+        """The copies have ended this way on every rank that has not reported. The pins go back here, nowhere else."""
+        transfer = self._world.inflight.find(transfer_id)
+        decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
+        blocks = len(transfer.bound_targets)
+        transfer.advance(_EVENTS[decided])
+        self.partly_reported -= bool(transfer.reports)
+        self._world.counters.transferred_blocks[transfer.direction, decided] += blocks
+        if decided is Outcome.LOST:
+            self._world.is_backend_lost = True
+        kind = self._loads if transfer.direction is Direction.LOAD else self._stores
+        self._world.slices.start(kind.complete(transfer, decided))
+
+    def missing(self, transfer: Transfer) -> tuple[int, ...]:
+        """Ranks that have not reported a transfer, ascending."""
+        return tuple(rank for rank in range(self._world.world_size) if rank not in transfer.reports)
+
+    def _is_known(self, transfer: Transfer, *, rank: int, outcome: Outcome) -> bool:
+        """Whether this rank has said just that before. `UsageError` for what no rank may say."""
+        self._check_rank(rank)
+        if outcome not in self._world.counters.rank_reports:
+            raise UsageError(f"a rank reports that its copies ended ok, with an error, or lost, not {outcome!r}")
+        if transfer.state is not TransferState.SUBMITTED:
+            name = f"transfer {transfer.transfer_id}"
+            raise InvalidTransition(name, state=transfer.state.value, event="be reported")
+        known = transfer.reports.get(rank, outcome)
+        if known is not outcome:
+            told = f"rank {rank} has reported transfer {transfer.transfer_id} as {known.value}"
+            raise UsageError(f"{told}, it cannot be {outcome.value} as well")
+        return rank in transfer.reports
+
+    def _check_rank(self, rank: int) -> None:
+        if isinstance(rank, bool) or rank not in range(self._world.world_size):
+            raise UsageError(f"there is no rank {rank!r} in a world of {self._world.world_size}")

@@ -1,0 +1,76 @@
+"""Transfers that other processes have to make for their ranks, on their way to whoever sends them there.
+
+A runtime of several ranks copies for its *local* ranks through its backend. For every *remote* rank the embedder takes
+each transfer from `KVRuntime.transfers()`, has the rank make the same copies in its own arenas, and hands the answer to
+`KVRuntime.report`.
+
+Rules
+- Every transfer is handed out exactly once, in the order of submission; none is dropped for a slow reader. How many can
+  wait here is bounded, as unfinished transfers are.
+- What nobody has taken was started on no remote rank: the runner may take it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from typing import final
+
+from aiokv.errors import UsageError
+from aiokv.model.plan import RankTransfer
+
+__all__ = ["RankOutlet"]
+
+
+@final
+class RankOutlet:
+    """Which ranks are local and which are remote, and the transfers that nobody has taken for the remote ones yet."""
+
+    __slots__ = ("_untaken", "_waiter", "has_ended", "local_ranks", "remote_ranks")
+
+    def __init__(self, *, world_size: int, remote_ranks: Iterable[int] = ()) -> None:
+        self.remote_ranks = frozenset(remote_ranks)
+        self.local_ranks = tuple(rank for rank in range(world_size) if rank not in self.remote_ranks)
+        self.has_ended = False
+        self._untaken: deque[RankTransfer] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._untaken)
+
+    def put(self, transfer: RankTransfer) -> None:
+        """One more transfer was submitted."""
+        if self.remote_ranks:
+            self._untaken.append(transfer)
+            self._wake()
+
+    def take(self) -> RankTransfer:
+        """The oldest transfer nobody has taken; there must be one."""
+        return self._untaken.popleft()
+
+    def take_all(self) -> list[RankTransfer]:
+        """Every transfer nobody has taken, oldest first."""
+        taken = list(self._untaken)
+        self._untaken.clear()
+        return taken
+
+    def end(self) -> None:
+        """Nothing will be submitted any more: the reader is told."""
+        self.has_ended = True
+        self._wake()
+
+    async def changed(self) -> None:
+        """Wait for the next `put` or `end`. For one reader at a time."""
+        if self._waiter is not None:
+            raise UsageError("transfers are handed out once: another task is waiting for them")
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and not waiter.get_loop().is_closed():
+            waiter.set_result(None)
