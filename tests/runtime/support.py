@@ -56,10 +56,11 @@ async def opened(
         store_policy=store_policy,
     )
     async with KVRuntime(config) as kv:
+        case = Case(kv=kv, backend=backend)
         try:
-            yield Case(kv=kv, backend=backend)
+            yield case
         finally:
-            backend.complete_all()
+            await complete_copies_until(case, asyncio.ensure_future(kv.aclose()))
 
 
 def config_of(*, hash_block_size: int = BLOCK, **settings: Any) -> RuntimeConfig:  # noqa: ANN401  # bad ones too
@@ -101,11 +102,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def finish_copies(case: Case) -> None:
     """Complete whatever is submitted until nothing is queued, sliced or running."""
-    drained = asyncio.ensure_future(case.kv.drain())
-    while not drained.done():
+    await complete_copies_until(case, asyncio.ensure_future(case.kv.drain()))
+
+
+async def complete_copies_until(case: Case, ended: asyncio.Future[None]) -> None:
+    """Complete whatever is submitted, turn by turn, until `ended` is done."""
+    while not ended.done():
         case.backend.complete_all()
         await asyncio.sleep(0)
-    await drained
+    await ended
 
 
 @cache
