@@ -200,13 +200,16 @@ class KVRuntime:
     # The whole.
 
     async def reset(self, tier: Tier | None = None) -> None:
-        """Forget every block of a tier (default: both); back when it answers nothing and its slots are swept."""
+        """Forget every block of a tier (default: both); back when it answers nothing and its slots are swept.
+
+        While the runtime is quiet nothing is swept: then it is back at once, and the slots come back afterwards.
+        """
         offloader = self._entered()
         if tier is not None and not isinstance(tier, Tier):
             raise UsageError(f"tier must be a Tier or None, not {tier!r}")
         offloader.core.reset(tuple(Tier) if tier is None else (tier,))
         offloader.progress()
-        while offloader.core.is_sweeping:  # noqa: ASYNC110  # the sweep itself runs a slice a turn
+        while offloader.core.is_sweeping and not offloader.is_quiet:  # noqa: ASYNC110  # the sweep itself runs a slice a turn
             await asyncio.sleep(0)
 
     async def drain(self) -> None:

@@ -358,6 +358,17 @@ async def test_a_timeout_of_zero_takes_what_is_there_and_waits_for_nothing() -> 
         holder.release()
 
 
+async def test_a_reset_while_the_runtime_is_quiet_answers_nothing_at_once_and_sweeps_afterwards() -> None:
+    async with opened() as case:
+        make_resident(case.kv, prompt(6), {GROUP: "gggggg"})
+        async with case.kv.quiesce():
+            await asyncio.wait_for(case.kv.reset(), 10.0)
+            assert not case.kv.core.find_blocks(case.kv.keys(prompt(6)), group=0, tier=Tier.GPU).present.any()
+        await case.kv.drain()
+        assert case.kv.snapshot().gpu.free == 8
+        await assert_all_given_back(case)
+
+
 async def test_nobody_is_let_in_while_the_runtime_is_quiet() -> None:
     """`quiesce`: no polling and no pinning; nested captures end with the outer one."""
     async with opened() as case:
