@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from aiokv import AcquireTimeout, CapacityError, DeferReason, Deferred, Lease
+from aiokv import AcquireTimeout, CapacityError, DeferReason, Deferred, Lease, Tier
 from aiokv.testing import make_resident
 from tests.runtime.support import (
     BLOCK,
