@@ -87,9 +87,9 @@ class Truncations:
         return bool(self._are_writable(record.tables[index].view()[position : position + 1]).all())
 
     def _are_writable(self, slots: SlotArray) -> BoolArray:
-        """Which slots nobody else holds and no lookup has ever found."""
+        """Which slots nobody else holds, no lookup has ever found, and no lost copy may still read."""
         gpu = self._world.gpu
-        writable: BoolArray = (gpu.pins_of(slots) == 1) & (gpu.group_of(slots) < 0)
+        writable: BoolArray = (gpu.pins_of(slots) == 1) & (gpu.group_of(slots) < 0) & ~self._world.are_lost(slots)
         return writable
 
     def _check_readable(self, record: LeaseRecord, confirmed: int) -> None:

@@ -109,7 +109,7 @@ class World:
         """What was evicted from the CPU tier since the store policy last looked."""
         self.is_backend_lost = False
         self.lost_gpu_slots: set[int] = set()
-        """Out of use for good, though leases may still read them."""
+        """Those whose copies were lost."""
 
     @property
     def usable_gpu_slots(self) -> int:
@@ -229,10 +229,13 @@ class World:
                 lost = pool.quarantine(transfer.slots(tier)[start:stop])
                 self.forget(tier, lost, reason=EvictReason.INVALIDATED)
 
+    def are_lost(self, slots: SlotArray) -> BoolArray:
+        """Which GPU slots are out of use for good: whoever holds them may read them, nobody writes them again."""
+        return np.isin(slots, list(self.lost_gpu_slots))
+
     def count_last_pins(self, slots: SlotArray) -> int:
         """How many GPU slots can be claimed once a holder of `slots` lets go: nobody else pins them, none is lost."""
-        last = slots[self.gpu.pins_of(slots) == 1].tolist()
-        return len(last) - len(self.lost_gpu_slots.intersection(last))
+        return int(np.count_nonzero((self.gpu.pins_of(slots) == 1) & ~self.are_lost(slots)))
 
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""

@@ -9,7 +9,7 @@ from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import CapacityError, InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
-from aiokv.model.plan import DeferReason, Deferred
+from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from tests.core.harness import Host, geometry_of
 
@@ -356,6 +356,22 @@ def test_a_reset_does_not_make_a_shared_block_writable() -> None:
     h.check()
     assert h.letters(2)[:6] == "------", "a lease of an older epoch registers nothing"
     h.release(other)
+    h.tear_down()
+
+
+def test_a_block_whose_copy_was_lost_is_not_written_again() -> None:
+    h = host()
+    record = h.admit(0, 17)
+    h.confirm(record, 17)
+    h.turn()
+    h.submit_all()
+    h.end(h.running[0], Outcome.LOST)
+    lost = table(h, record)[:4]
+    assert h.truncate(record, 9, stream=2) == 8
+    h.append(record, 8)
+    h.confirm(record, 17)
+    assert not set(table(h, record)[2:]) & set(lost)
+    h.check()
     h.tear_down()
 
 
