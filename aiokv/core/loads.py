@@ -22,7 +22,7 @@ import numpy as np
 
 from aiokv.core.admission import Admission
 from aiokv.core.attribution import attribute
-from aiokv.core.block_table import BlockTable, ClaimSegment
+from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseEvent, LeaseRecord, LeaseState
@@ -111,10 +111,7 @@ class Loads:
     def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)
         if outcome is not Outcome.OK:
-            failed = _failed_positions(record, transfer)
-            record.failed.append((transfer.group, failed))
-            if outcome is Outcome.LOST:
-                self._let_go(record.tables[transfer.group], failed)
+            record.failed.append((transfer.group, _failed_positions(record, transfer)))
         if record.waiting:
             return
         if record.failed:
@@ -187,10 +184,7 @@ class Loads:
     def _drop_failed(self, record: LeaseRecord) -> None:
         """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
         for table, failed in zip(record.tables, _failed_masks(record), strict=True):
-            self._let_go(table, failed)
-
-    def _let_go(self, table: BlockTable, failed: BoolArray) -> None:
-        self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
+            self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
 
     def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
         """Fill the prefix of every table anew."""

@@ -959,6 +959,19 @@ def test_capacity_that_comes_back_is_announced() -> None:
     assert h.cache.capacity_generation > released
 
 
+def test_capacity_that_a_copy_gives_back_after_its_lease_left_is_announced() -> None:
+    h = host()
+    record = h.admit(0, 17)
+    h.confirm(record, 17)
+    h.turn()
+    h.submit_all()
+    h.release(record)
+    before = h.cache.capacity_generation
+    h.end(h.running[0])
+    assert h.cache.capacity_generation > before
+    h.tear_down()
+
+
 # Resets.
 
 

@@ -55,8 +55,10 @@ def test_blocks_behind_the_window_are_given_back_as_tokens_are_confirmed(reach: 
     h = host(window(reach), cpu=0)
     record = h.admit(0, 24)
     assert held(h, record) == [0, 1, 2, 3, 4, 5]
+    before = h.cache.capacity_generation
     h.confirm(record, 17)
     assert held(h, record) == kept
+    assert h.cache.capacity_generation > before
     assert h.letters(0)[:5] == "gggg-", "what was given back can still be found"
     h.check()
     h.tear_down()
