@@ -126,6 +126,22 @@ class CacheMachine(RuleBasedStateMachine):
         for length in tokens:
             self.acquire(stream, length, 0, data.draw(CHUNKS), 1)
 
+    @precondition(lambda self: self.host.capacity[Tier.CPU])
+    @rule(stream=STREAMS, tokens=st.sampled_from([17, 25, 33]), outcome=st.sampled_from([Outcome.FAILED, Outcome.OK]))
+    def crowd(self, stream: int, tokens: int, outcome: Outcome) -> None:
+        """As many requests for one prompt as are let in, all waiting for one copy per group, which ends this way."""
+        for group, block in enumerate(self.host.sizes):
+            self.host.make_room(Tier.GPU)
+            self.place(stream, list(range(tokens // block)), group=group, tier=Tier.CPU)
+        with suppress(CapacityError):
+            for _ in range(6):
+                if isinstance(self.host.acquire(stream, tokens), Deferred):
+                    break
+        self.host.submit_all()
+        for transfer in list(self.host.running)[:2]:
+            self.end_one(transfer, outcome)
+        self.seen["crowded"] += self.host.cache.waits_for_capacity
+
     @precondition(lambda self: self.host.leases)
     @rule(pick=PICKS, tokens=st.integers(0, 12), taken=st.sampled_from(["taken", "taken", "given back"]))
     def extend(self, pick: int, tokens: int, taken: str) -> None:
@@ -403,6 +419,7 @@ def test_the_core_keeps_its_invariants_under_everything_at_once() -> None:
         "load ok",
         "store ok",
         "replanned",
+        "waited",
         "joins",
         "captured",
         "sliced",
