@@ -33,7 +33,7 @@ from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSp
 from tests.core.harness import FORKS, Host
 
 EXAMPLES: Final = 300
-STEPS: Final = 30
+STEPS: Final = 80
 LONGEST_PROMPT: Final = 60
 STREAMS: Final = st.integers(0, len(FORKS) - 1)
 PICKS: Final = st.integers(0, 7)
@@ -420,6 +420,7 @@ def test_the_core_keeps_its_invariants_under_everything_at_once() -> None:
         "store ok",
         "replanned",
         "waited",
+        "crowded",
         "joins",
         "captured",
         "sliced",
