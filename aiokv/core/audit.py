@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aiokv.core.hint_table import HintRecord
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool import Pool, PoolCounts
 from aiokv.core.world import World
 from aiokv.model.ids import NULL_SLOT, Direction, SlotArray, Tier
 
-__all__ = ["Audit", "Holding", "LeaseView", "Snapshot", "TransferView", "take_audit", "take_snapshot"]
+__all__ = ["Audit", "HintView", "Holding", "LeaseView", "Snapshot", "TransferView", "take_audit", "take_snapshot"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,18 @@ class TransferView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HintView:
+    """One residence hint that holds blocks, or waits for some; revoked ones are about to give theirs back."""
+
+    hint_id: int
+    tenant: str
+    tier: Tier
+    state: str
+    held_tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The whole state, without counters and times: equal states print equal.
 
@@ -55,11 +68,12 @@ class Snapshot:
     cpu_order: str
     leases: tuple[LeaseView, ...]
     transfers: tuple[TransferView, ...]
+    hints: tuple[HintView, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One holder of pins: a lease or a transfer."""
+    """One holder of pins: a lease, a transfer or a residence hint, which is of no request."""
 
     holder: str
     request_id: str
@@ -75,6 +89,7 @@ class Audit:
     pins: tuple[Holding, ...]
     reservations: tuple[Holding, ...]
     violations: tuple[str, ...]
+    hints: tuple[HintView, ...]
 
 
 def take_snapshot(world: World) -> Snapshot:
@@ -86,6 +101,7 @@ def take_snapshot(world: World) -> Snapshot:
         cpu_order=world.cpu.fingerprint() if world.cpu is not None else "",
         leases=tuple(_lease_view(record) for record in world.leases),
         transfers=tuple(_transfer_view(world, transfer) for transfer in world.inflight),
+        hints=tuple(_hint_view(record) for record in world.hints),
     )
 
 
@@ -93,6 +109,7 @@ def take_audit(world: World) -> Audit:
     """Every pin and reservation by holder, and all violated invariants in words."""
     pins = [_lease_pins(record) for record in world.leases]
     pins += [holding for transfer in world.inflight for holding in _transfer_pins(world, transfer)]
+    pins += [_hint_pins(record) for record in world.hints]
     reservations = [
         Holding(
             holder=f"lease {record.lease_id}",
@@ -108,23 +125,26 @@ def take_audit(world: World) -> Audit:
         pins=tuple(pin for pin in pins if pin.blocks),
         reservations=tuple(reservations),
         violations=tuple(_violations(world)),
+        hints=tuple(_hint_view(record) for record in world.hints),
     )
 
 
 def _violations(world: World) -> list[str]:
     found = world.gpu.check_invariants()
-    found += _pin_violations(world.gpu, [_held(record) for record in world.leases] + _transfer_slots(world, Tier.GPU))
+    leased = [_held(record) for record in world.leases]
+    found += _pin_violations(world.gpu, leased + _transfer_slots(world, Tier.GPU) + _hint_slots(world, Tier.GPU))
+    found += world.hints.check_invariants()
     claimed = sum(record.unnamed_claims for record in world.leases)
     if claimed != world.gpu.claimed_count:
         found.append(f"the leases claim {claimed} GPU slots, the pool counts {world.gpu.claimed_count}")
     if world.cpu is not None:
         found += world.cpu.check_invariants()
-        found += _pin_violations(world.cpu, _transfer_slots(world, Tier.CPU))
+        found += _pin_violations(world.cpu, _transfer_slots(world, Tier.CPU) + _hint_slots(world, Tier.CPU))
     return found
 
 
 def _pin_violations(pool: Pool, holdings: list[SlotArray]) -> list[str]:
-    """Invariant 2: a slot has as many pins as live leases and transfers hold it."""
+    """Invariant 2: a slot has as many pins as live leases, transfers and hints hold it."""
     holders: Counter[int] = Counter()
     for slots in holdings:
         holders.update(slots.tolist())
@@ -144,6 +164,10 @@ def _transfer_slots(world: World, tier: Tier) -> list[SlotArray]:
         elif transfer.targets is not None:
             held.append(transfer.targets[: transfer.open_copies])
     return held
+
+
+def _hint_slots(world: World, tier: Tier) -> list[SlotArray]:
+    return [record.slots for record in world.hints if record.tier is tier]
 
 
 def _held(record: LeaseRecord) -> SlotArray:
@@ -167,6 +191,22 @@ def _transfer_pins(world: World, transfer: Transfer) -> list[Holding]:
     if transfer.targets is not None:
         pins.append(Holding(holder=name, request_id=owner, tier=target, blocks=transfer.open_copies))
     return pins
+
+
+def _hint_pins(record: HintRecord) -> Holding:
+    name = f"hint {record.hint_id} of {record.tenant}"
+    return Holding(holder=name, request_id="", tier=record.tier, blocks=len(record.slots))
+
+
+def _hint_view(record: HintRecord) -> HintView:
+    return HintView(
+        hint_id=record.hint_id,
+        tenant=record.tenant,
+        tier=record.tier,
+        state=record.state.value,
+        held_tokens=record.length,
+        blocks=len(record.slots),
+    )
 
 
 def _lease_view(record: LeaseRecord) -> LeaseView:
