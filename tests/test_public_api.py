@@ -32,6 +32,7 @@ from aiokv import (
     MediaSpan,
     Preempted,
     RecurrentState,
+    ResidenceHint,
     RuntimeConfig,
     SlidingWindow,
     StorePolicy,
@@ -46,8 +47,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = """
 AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError ChunkedLocal
 ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped ForeignBlock
-FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome Preempted
-RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
+FullAttention GroupSpec HintState Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome
+Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy Tier TierCleared
+TransferError UsageError run
 """
 TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
 
@@ -64,6 +66,8 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     KVRuntime.try_acquire: REQUEST,
     KVRuntime.keys: ("token_ids", *IDENTITY),
     KVRuntime.prepare_keys: ("token_ids", *IDENTITY),
+    KVRuntime.keep: ("token_ids", "tenant", "tier", "align", *IDENTITY),
+    KVRuntime.revoke_hints: ("tenant",),
     KVRuntime.fence: ("stream",),
     KVRuntime.reset: ("tier",),
     KVRuntime.drain: (),
@@ -91,6 +95,10 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.add_done_callback: ("callback",),
     Lease.finish: (),
     Lease.release: ("after",),
+    ResidenceHint.update: ("token_ids", "media"),
+    ResidenceHint.refresh: (),
+    ResidenceHint.revoke: (),
+    ResidenceHint.release: (),
     CacheGeometry: ("groups", "hash_block_size"),
     FullAttention: ("name", "block_size", "lookahead", "sharded"),
     SlidingWindow: ("name", "block_size", "window", "lookahead", "sharded"),
@@ -106,6 +114,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
         "backend",
         "world_size",
         "remote_ranks",
+        "hint_quota",
     ),
     MediaSpan: ("digest", "start", "length"),
     Hit: ("prompt_tokens", "gpu_tokens", "cpu_tokens", "compute_tokens"),

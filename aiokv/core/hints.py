@@ -84,6 +84,16 @@ class Hints:
         """The hint with this id, if it is held."""
         return self._world.hints.live.get(hint_id)
 
+    def held_blocks(self, tier: Tier) -> int:
+        """Blocks of a tier that hints hold, each counted once."""
+        return len(self._world.hints.held[tier])
+
+    def count_by_extent(self) -> dict[str, int]:
+        """How many hints hold all of their prefix ("whole"), and how many a part ("partial"). From any thread."""
+        live = self.live()
+        whole = sum(record.is_whole for record in live)
+        return {"whole": whole, "partial": len(live) - whole}
+
     def quota_blocks(self, tier: Tier) -> int:
         """Blocks of a tier that the hints of one tenant may hold; 0 without such a tier."""
         pool = self._world.pool(tier)

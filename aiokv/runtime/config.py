@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from aiokv.backends.base import Backend
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
 from aiokv.model.plan import StorePolicy
@@ -31,6 +32,8 @@ class RuntimeConfig:
     Every block lies in parts on `world_size` ranks. The backend copies for all of them, so that `arenas` holds all
     ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
     answer to `KVRuntime.report`. If all are remote there are no arenas, and `backend` stays "auto".
+
+    The residence hints of one tenant hold at most the fraction `hint_quota` of each pool; 0 declines them all.
     """
 
     geometry: CacheGeometry
@@ -45,6 +48,7 @@ class RuntimeConfig:
     close_grace_s: float = 30.0
     world_size: int = 1
     remote_ranks: Collection[int] = ()
+    hint_quota: float = HINT_QUOTA
 
     def __post_init__(self) -> None:
         """Refuse what no runtime could be built from; raises `ConfigError`."""
@@ -97,5 +101,6 @@ class RuntimeConfig:
             cpu_bytes=parse_bytes(self.cpu_bytes) if isinstance(self.cpu_bytes, str) else self.cpu_bytes,
             store_policy=self.store_policy,
             watermark=self.watermark,
+            hint_quota=self.hint_quota,
             backend=self.backend if isinstance(self.backend, str) else "auto",
         )

@@ -17,14 +17,14 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import final
 
 from aiokv.backends.base import Backend, WakeMode
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Closing
+from aiokv.core.counters import Closing, HintClosing
+from aiokv.core.hint_table import HintState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
@@ -32,7 +32,7 @@ from aiokv.observe.checks import check_invariants
 from aiokv.observe.publisher import Publisher, Subscription
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
-from aiokv.runtime.leaks import LeakBox
+from aiokv.runtime.leaks import LeakBox, warn_later
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
@@ -175,13 +175,19 @@ class Offloader:
                 callbacks.remove(callback)
 
     def collect_leaks(self) -> None:
-        """Give back what garbage collected leases held, and say so in a turn of its own."""
+        """Give back what garbage collected leases and hints held, and say so in a turn of its own."""
         for lease_id in self.leaks.take():
             record = self.core.find_lease(lease_id)
             if record is not None:
                 self.close_lease(record, how=Closing.FINALIZER)
                 _log.warning("a lease was garbage collected without release(); its blocks were taken back")
-                self._warn_later(record.request.request_id)
+                warn_later(self.loop, f"the lease of request {record.request.request_id!r}")
+        for hint in self.leaks.take_hints():
+            if hint.state is HintState.HELD:
+                _log.warning("a residence hint was garbage collected without release(); its blocks were taken back")
+                warn_later(self.loop, f"a residence hint of tenant {hint.tenant!r}")
+            self.core.hints.release(hint, how=HintClosing.FINALIZER)
+            self.progress()
 
     # Waiting.
 
@@ -263,10 +269,12 @@ class Offloader:
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
 
     def shut_leases(self) -> None:
-        """Give every live lease back."""
+        """Give every live lease back, and every residence hint."""
         for record in self.core.leases():
             if record.state is not LeaseState.RELEASED:
                 self.close_lease(record, how=Closing.SHUTDOWN)
+        for hint in self.core.hints.live():
+            self.core.hints.release(hint, how=HintClosing.SHUTDOWN)
 
     def detach(self) -> None:
         """The loop will not turn any more: stop timers and readers, do what is left inline."""
@@ -323,17 +331,6 @@ class Offloader:
         for callback in callbacks.pop(lease_id, ()):
             if not self.loop.is_closed():
                 callback()
-
-    def _warn_later(self, request_id: str) -> None:
-        def warn() -> None:
-            warnings.warn(
-                f"the lease of request {request_id!r} was garbage collected without release()",
-                ResourceWarning,
-                stacklevel=2,
-            )
-
-        if not self.loop.is_closed():
-            self.loop.call_soon(warn)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

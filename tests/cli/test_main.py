@@ -90,6 +90,7 @@ def test_doctor_reads_the_configuration(
         "store_policy": "eager",
         "watermark": 0.5,
         "backend": "host",
+        "hint_quota": 0.1,
     }
     assert report["sources"]["cpu_bytes"] == "argument"
     assert report["sources"]["watermark"] == "environment"

@@ -19,6 +19,7 @@ import numpy as np
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing, Phase, Source
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.inflight import NOBODY, Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
@@ -75,6 +76,7 @@ class Host:
         slice_blocks: int = 1024,
         stores: StoreSettings = EAGER_STORES,
         world_size: int = 1,
+        hint_quota: float = HINT_QUOTA,
     ) -> None:
         self.geometry = geometry
         self.cache = CacheState(
@@ -85,6 +87,7 @@ class Host:
             slice_blocks=slice_blocks,
             stores=stores,
             world_size=world_size,
+            hint_quota=hint_quota,
         )
         self.reports: dict[int, dict[int, Outcome]] = {}
         self.sizes = [geometry.effective_block_size(i) for i in range(len(geometry.groups))]
@@ -522,7 +525,9 @@ class Host:
         self._check_counters()
 
     def tear_down(self) -> None:
-        """All leases leave, all copies end: nothing is held, and one request can have the whole pool (invariant 12)."""
+        """All leases leave, all copies end: only hints hold something, and one request can have the whole pool, once no
+        hint holds any of it (invariant 12).
+        """
         self.turn()
         self.check()
         for record in list(self.leases.values()):
@@ -532,11 +537,14 @@ class Host:
         self.check()
         audit = self.cache.audit()
         assert not audit.leases, audit.leases
-        assert not audit.pins, audit.pins
+        assert sum(pin.blocks for pin in audit.pins) == sum(hint.blocks for hint in audit.hints), audit.pins
         assert not audit.reservations, audit.reservations
         for tier, counts in self.cache.pools().items():
             assert counts.reserved == 0, (tier, counts)
         self._fill_the_pool()
+        for hint in self.cache.hints.live():
+            self.cache.hints.release(hint)
+        assert not self.cache.audit().hints
 
     def in_flight(self, *, direction: Direction) -> list[Transfer]:
         """Copies of one direction that are queued or running, oldest first."""

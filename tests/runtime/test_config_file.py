@@ -46,6 +46,7 @@ def test_argument_beats_environment_beats_file(tmp_path: Path) -> None:
         "store_policy": SettingSource.DEFAULT,
         "watermark": SettingSource.ENVIRONMENT,
         "backend": SettingSource.FILE,
+        "hint_quota": SettingSource.DEFAULT,
     }
 
 
@@ -139,6 +140,8 @@ def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() 
         ("watermark = nan", "watermark must be at least 0 and less than 1"),
         ('watermark = "0.1"', "watermark must be a number"),
         ("watermark = true", "watermark must be a number"),
+        ("hint_quota = 1.1", "hint_quota must be at least 0 and at most 1"),
+        ('hint_quota = "0.1"', "hint_quota must be a number"),
         ('backend = "gpu"', "backend must be one of auto, cuda, host, not 'gpu'"),
         ("backend = 1", "backend must be one of"),
         ("gpu_blocks = [1]", "gpu_blocks must be a whole number"),
