@@ -1,7 +1,7 @@
 """The core under everything at once: requests, copies, faults, resets and pressure in any order.
 
 Small pools and short prompts, so that every request meets the others. After every step `Host.check()` compares the core
-with a model of what each slot really holds (see `tests/core/harness.py`); at the end nothing may be held.
+with a model of what each slot really holds (see `aiokv/testing/host.py`); at the end nothing may be held.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import Deferred, Outcome, StorePolicy
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from tests.core.harness import FORKS, Host
+from aiokv.testing.host import Host
+from aiokv.testing.streams import FORKS
 
 EXAMPLES: Final = 300
 STEPS: Final = 80
