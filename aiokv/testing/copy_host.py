@@ -21,8 +21,8 @@ from aiokv.testing.checks import Checks, worst_of
 from aiokv.testing.contents import Content, Contents
 from aiokv.testing.driver import Driver, Setup, Witness
 from aiokv.testing.event_replay import EventReplay
-from aiokv.testing.streams import FORKS, STREAM_TOKENS, Streams
-from aiokv.testing.verdict import require
+from aiokv.testing.streams import FORKS, STREAM_TOKENS, Streams, letters_of
+from aiokv.testing.verdict import BrokenInvariant, require
 
 __all__ = ["CopyHost"]
 
@@ -65,9 +65,7 @@ class CopyHost:
 
     def letters(self, stream: int, group: int = 0) -> str:
         """Where the blocks of one group of a stream are findable: g GPU, c CPU, b both, - neither."""
-        gpu = self.cache.find_blocks(self.keys(stream), group=group, tier=Tier.GPU)
-        cpu = self.cache.find_blocks(self.keys(stream), group=group, tier=Tier.CPU)
-        return "".join("-gcb"[g + 2 * c] for g, c in zip(gpu.present, cpu.present, strict=True))
+        return letters_of(self.cache, self.streams, stream=stream, group=group)
 
     def stream_of(self, record: LeaseRecord) -> int:
         """The stream that a lease's tokens begin."""
@@ -143,6 +141,11 @@ class CopyHost:
             now = {tier: counts.reserved for tier, counts in self.cache.pools().items()}
             require(held == now, "slots came back before the last rank has reported", held, now)
         self.settle()
+
+    def endable(self, pick: int) -> Transfer:
+        """One of the running copies that can be the next to end."""
+        transfers = self.driver.endable(self.running)
+        return transfers[pick % len(transfers)]
 
     def end(self, transfer: Transfer, outcome: Outcome = Outcome.OK) -> None:
         """A copy has ended, this way on every rank that has not reported it."""
@@ -267,8 +270,7 @@ class CopyHost:
             return
         record = self.cache.try_acquire(fitting[-1])
         if not isinstance(record, LeaseRecord):
-            require(False, "one request cannot have the whole pool", record, fitting[-1].prompt_tokens, room)
-            return
+            raise BrokenInvariant(f"one request cannot have the whole pool: {record}, {room} slots")
         self.cache.run_slices()
         require(not record.unnamed_claims, "claims were never named")
         self.cache.release(record)

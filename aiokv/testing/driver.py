@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import ClassVar, Protocol
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing
@@ -21,7 +22,7 @@ from aiokv.model.ids import Tier
 from aiokv.model.plan import Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["Driver", "Setup", "Witness"]
+__all__ = ["Driver", "Setup", "Step", "Witness"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,14 @@ class Setup:
     slice_blocks: int = SLICE_BLOCKS
     stores: StoreSettings = EAGER_STORES
     world_size: int = 1
+
+
+class Step(Enum):
+    """Steps that not every driver can take."""
+
+    UNDO_EXTEND = "take back an extension"
+    LOSE = "lose a copy"
+    WAIT = "wait in line"
 
 
 class Witness(Protocol):
@@ -51,6 +60,9 @@ class Witness(Protocol):
 
 class Driver:
     """Drives one cache, one step a call. All methods raise what the cache raises."""
+
+    steps: ClassVar[frozenset[Step]] = frozenset({Step.UNDO_EXTEND, Step.LOSE})
+    """Which of the steps that are not for everybody it takes."""
 
     def __init__(self, setup: Setup, witness: Witness) -> None:
         self.setup = setup
@@ -74,6 +86,10 @@ class Driver:
 
     def close(self) -> None:
         """The run is over, well or not."""
+
+    def has_lease(self, record: LeaseRecord) -> bool:
+        """Whether steps can be taken with this lease: it is not somebody else's."""
+        return True
 
     # Requests.
 
@@ -135,6 +151,10 @@ class Driver:
         self.cache.finish(record)
 
     # Copies.
+
+    def endable(self, running: Sequence[Transfer]) -> Sequence[Transfer]:
+        """Which of the running copies can be the next to end, oldest first; any of them, unless streams are kept."""
+        return running
 
     def take_submissions(self) -> list[Transfer]:
         """Transfers that are to be started step by step; none where a runtime starts them."""

@@ -6,8 +6,7 @@ right content, and whether nobody was written over (laws 3, 4 and 5).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from aiokv.core.counters import Phase
@@ -21,16 +20,30 @@ from aiokv.model.spec import CacheGeometry
 from aiokv.testing.contents import Content, names_of
 from aiokv.testing.copy_host import CopyHost
 from aiokv.testing.driver import Driver, Setup, Witness
-from aiokv.testing.oracle import exhaustive_hit, exhaustive_sources
-from aiokv.testing.streams import STREAM_TOKENS, hit_of, is_covered, stream_tokens
+from aiokv.testing.promises import Promises
+from aiokv.testing.streams import STREAM_TOKENS, stream_tokens
 from aiokv.testing.verdict import require
 
-__all__ = ["Host", "state_of"]
+__all__ = ["Host", "host_of", "state_of"]
 
 
 def state_of(thing: LeaseRecord | Transfer) -> LeaseState | TransferState:
     """Its state; a call, so that a type checker does not take it for settled."""
     return thing.state
+
+
+def host_of(setup: Setup, *, make_driver: Callable[[Setup, Witness], Driver]) -> Host:
+    """A host over a cache that was drawn."""
+    return Host(
+        setup.geometry,
+        gpu_blocks=setup.gpu_blocks,
+        cpu_blocks=setup.cpu_blocks,
+        watermark=setup.watermark,
+        slice_blocks=setup.slice_blocks,
+        stores=setup.stores,
+        world_size=setup.world_size,
+        make_driver=make_driver,
+    )
 
 
 @final
@@ -60,6 +73,7 @@ class Host(CopyHost):
         )
         super().__init__(setup, make_driver=make_driver)
         self.preempted: list[AcquireRequest] = []
+        self._promises = Promises(self.cache, streams=self.streams, checks=self._checks, seen=self.seen)
 
     # Ways in.
 
@@ -136,7 +150,7 @@ class Host(CopyHost):
             self.seen["fork deferred"] += 1
             return forked
         self._stream_of_new(forked, self.stream_of(record))
-        self._check_fork(forked, record)
+        self._promises.check_fork(forked, parent=record)
         self.settle()
         return forked
 
@@ -225,7 +239,7 @@ class Host(CopyHost):
     def _ask(
         self, request: AcquireRequest, *, stream: int, attempt: Callable[[AcquireRequest], LeaseRecord | Deferred]
     ) -> LeaseRecord | Deferred:
-        layout = self._reachable(stream)
+        layout = self._promises.layout(stream)
         before = self.cache.snapshot()
         busy = self.cache.live_leases or self.cache.unfinished_transfers
         try:
@@ -240,7 +254,7 @@ class Host(CopyHost):
             self.seen[f"deferred {record.reason.value}"] += 1
             return record
         self._stream_of_new(record, stream)
-        self._check_promise(record, layout)
+        self._promises.check(record, layout)
         self.settle()
         return record
 
@@ -248,58 +262,6 @@ class Host(CopyHost):
         """The tokens are those of several streams so far; it goes on as this one."""
         self.look()
         self._stream_of[record.lease_id] = stream
-
-    def _reachable(self, stream: int) -> dict[str, str]:
-        """Per group one letter per block, as a lookup finds them."""
-        layout = {spec.name: self.letters(stream, index) for index, spec in enumerate(self.geometry.groups)}
-        if self.cache.is_backend_lost:
-            layout = {name: letters.replace("c", "-").replace("b", "g") for name, letters in layout.items()}
-        return layout
-
-    def _check_promise(self, record: LeaseRecord, layout: Mapping[str, str]) -> None:
-        request = record.request
-        length = exhaustive_hit(self.geometry, request.prompt_tokens, layout, align=request.align)
-        usable = self.capacity[Tier.GPU] - self.counts(Tier.GPU).quarantined
-        if self._checks.slots_for(request, length=length) > usable:
-            require(record.length == 0, "a prefix that the pool cannot hold is used")
-            self.seen["prefix too large"] += 1
-            return
-        require(record.length == length, f"the hit is {record.length} tokens, the oracle says {length}")
-        totals: Counter[str] = Counter(
-            exhaustive_sources(self.geometry, request.prompt_tokens, layout, align=request.align)
-        )
-        require(record.hit == hit_of(totals), "the hit has other sources", record.hit, totals)
-        self.seen["hit" if length else "miss"] += 1
-        self.seen["loads"] += record.state is LeaseState.LOADING
-        waited_for = [t for t in self.cache.transfers() if t.transfer_id in record.waiting]
-        self.seen["joins"] += any(t.owner != record.lease_id for t in waited_for)
-
-    def _check_fork(self, forked: LeaseRecord, parent: LeaseRecord) -> None:
-        """It starts at the last length at which its parent holds all that is read, by the masks, and shares that."""
-        tokens = min(forked.request.prompt_tokens, parent.confirmed)
-        step = self.geometry.alignment(forked.request.align)
-        valid = [length for length in range(0, tokens + 1, step) if length == 0 or self._holds(parent, length)]
-        if any(spec.lookahead for spec in self.geometry.groups):
-            valid = [length for length in valid if length <= forked.length]
-        require(forked.length in (valid[-1], 0), "a fork starts elsewhere", forked.length, valid)
-        computed = forked.request.prompt_tokens - forked.length
-        require(forked.hit == hit_of(Counter(gpu=forked.length, compute=computed)), "a fork's hit", forked.hit)
-        for mine, theirs, spec, block in zip(
-            forked.tables, parent.tables, self.geometry.groups, self.sizes, strict=True
-        ):
-            for position in range(forked.length // block):
-                shared = mine.view()[position] == theirs.view()[position]
-                is_read = is_covered(spec, block, length=forked.length, position=position)
-                require(shared or not is_read, "a fork has another block than its parent", position)
-        self.seen["forked"] += 1
-        self.seen["forked with a prefix"] += forked.length > 0
-
-    def _holds(self, record: LeaseRecord, length: int) -> bool:
-        return all(
-            record.tables[group].view()[position] or not is_covered(spec, block, length=length, position=position)
-            for group, (spec, block) in enumerate(zip(self.geometry.groups, self.sizes, strict=True))
-            for position in range(length // block)
-        )
 
     # Helpers: the forward pass.
 

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, final
 
+from aiokv.core.cache import CacheState
+from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, SlidingWindow
 
-__all__ = ["FORKS", "STREAM_TOKENS", "Streams", "geometry_of", "hit_of", "is_covered", "stream_tokens"]
+__all__ = ["FORKS", "STREAM_TOKENS", "Streams", "geometry_of", "hit_of", "is_covered", "letters_of", "stream_tokens"]
 
 STREAM_TOKENS: Final = 96
 FORKS: Final = (0, 0, 20)
@@ -100,3 +102,10 @@ class Streams:
             if list(tokens) == stream_tokens(stream, 0, len(tokens)):
                 return stream
         raise LookupError(f"tokens {list(tokens)} begin no stream")
+
+
+def letters_of(cache: CacheState, streams: Streams, *, stream: int, group: int) -> str:
+    """Where a cache finds the blocks of one group of a stream: g GPU, c CPU, b both, - neither."""
+    gpu = cache.find_blocks(streams.keys(stream), group=group, tier=Tier.GPU)
+    cpu = cache.find_blocks(streams.keys(stream), group=group, tier=Tier.CPU)
+    return "".join("-gcb"[g + 2 * c] for g, c in zip(gpu.present, cpu.present, strict=True))
