@@ -93,12 +93,6 @@ class ResidenceHint:
     def __exit__(self, *exc_info: object) -> None:
         self.release()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self.release()
-
     # What it is.
 
     @property

@@ -98,7 +98,9 @@ class HintHost(CopyHost):
             self.release_hint(hint)
         for record in self.cache.hints.live():  # kept behind the host's back
             self.driver.release_hint(record)
-        require(not self.cache.audit().pins, "pins were never given back", self.cache.audit().pins)
+        audit = self.cache.audit()
+        require(not audit.hints, "hints were never given back", audit.hints)
+        require(not audit.violations, "hints gave back otherwise than they held", audit.violations)
 
     def _check_length(self, hint: Hint) -> None:
         """A hint has just taken hold: it holds the longest prefix that its tier can serve alone, by the oracle."""
