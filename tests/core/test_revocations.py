@@ -14,7 +14,7 @@ from aiokv.core.hint_table import HintRecord, HintState
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.slot_counts import SlotCounts
 from aiokv.errors import CapacityError
-from aiokv.model.ids import Direction, Tier
+from aiokv.model.ids import Tier
 from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import FullAttention, GroupSpec, RecurrentState
 from aiokv.testing.host import Host
@@ -255,23 +255,61 @@ def test_a_captured_state_gets_its_successor_from_hints() -> None:
     h.tear_down()
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_failed_load_is_planned_again_with_room_from_hints(others: int) -> None:
-    """The blocks that its shorter prefix drops are kept by a hint; so nothing comes back but by revoking that."""
-    h = host(gpu=13, cpu=40)
-    h.place(0, [0, 2, 3], tier=GPU)
-    h.place(0, [1], tier=CPU)
-    record = h.admit(0, 20)
-    load = h.in_flight(direction=Direction.LOAD)[0]
-    waiting = [h.admit(1, 12)] if others else []
+def test_a_failed_load_is_planned_again_with_room_from_hints() -> None:
+    """Hits that its shorter prefix drops are kept by a hint, so they give no room until that is revoked."""
+    h = host(gpu=10, cpu=8)
+    hint = keep(h, 24)
+    h.place(0, [6, 7], tier=CPU)
+    record = h.acquire(0, 33, align=16)
+    assert isinstance(record, LeaseRecord)
     h.submit_all()
-    h.end(load, Outcome.FAILED)
+    h.end(h.running[0], Outcome.FAILED)
     h.turn()
     h.check()
-    assert record.state is LeaseState.READY
-    assert record.length == 4
-    for lease in waiting:
-        h.release(lease)
+    assert (record.state, record.length, hint.state) == (LeaseState.READY, 16, HintState.REVOKED)
+    h.tear_down()
+
+
+def test_a_lease_behind_another_takes_from_hints_what_it_gives_back_and_no_more() -> None:
+    """The first cannot go on, as a running request holds what it drops; the second must not wait for a hint."""
+    h = host(gpu=22, cpu=8)
+    idle, first_hint, hint = keep(h, 28, stream=2), keep(h, 28), keep(h, 24, stream=1)
+    h.place(0, [7], tier=CPU)
+    h.place(1, [6, 7], tier=CPU)
+    runs = h.admit(0, 29)
+    first, second = h.acquire(0, 33, align=16), h.acquire(1, 33, align=16)
+    assert isinstance(first, LeaseRecord)
+    assert isinstance(second, LeaseRecord)
+    h.submit_all()
+    for _ in range(2):
+        h.end(h.running[0], Outcome.FAILED)
+        h.turn()
+        h.check()
+    assert (first.state, second.state) == (LeaseState.HELD, LeaseState.READY)
+    assert (first_hint.state, hint.state) == (HintState.HELD, HintState.REVOKED)
+    assert (idle.state, len(idle.slots)) == (HintState.HELD, 7)
+    h.release(runs)
+    h.turn()
+    h.check()
+    assert first.state is LeaseState.READY
+    h.tear_down()
+
+
+def test_a_block_that_was_lost_in_a_copy_gives_no_room_though_a_hint_still_holds_it() -> None:
+    """Until the hint has let go of it in a later slice."""
+    h = host(gpu=11, cpu=20)
+    record = h.admit(0, 16)
+    h.confirm(record, 16)
+    h.run_slices()
+    hint = h.cache.hints.keep(h.keys(0, 16), tenant="a")
+    assert isinstance(hint, HintRecord)
+    h.finish(record)
+    h.submit_all()
+    h.end(h.running[0], Outcome.LOST)
+    assert (h.counts(GPU).quarantined, len(hint.slots)) == (4, 4)
+    h.admit(1, 4)
+    assert deferred(h.acquire(1, 24)) is DeferReason.CAPACITY
+    assert hint.state is HintState.HELD
     h.tear_down()
 
 
