@@ -13,13 +13,14 @@ Transitions: HELD -> REVOKED -> HELD (held anew by its owner), HELD -> RELEASED,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiokv.core.slot_counts import SlotCounts
+from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
 from aiokv.errors import InvalidTransition
 from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -107,7 +108,7 @@ class HintTable:
 
     __slots__ = ("_clock", "_hit_at", "_next_id", "cleared", "due", "held", "live", "tenants", "wanted")
 
-    def __init__(self, *, gpu_slots: int) -> None:
+    def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._next_id = 1
         self._clock = 0
         self._hit_at: IntArray = np.zeros(gpu_slots, np.int64)
@@ -117,7 +118,7 @@ class HintTable:
         """Their tier was reset: revoked, but their pins are still to be given back."""
         self.due: dict[int, HintRecord] = {}
         """To be looked at again: a block that one of them waits for has come, or one that it holds was lost."""
-        self.held = {tier: SlotCounts() for tier in Tier}
+        self.held = {Tier.GPU: HeldSlots(gpu_slots), Tier.CPU: HeldSlots(cpu_slots)}
         self.tenants: dict[tuple[str, Tier], SlotCounts] = {}
         self.wanted: dict[tuple[Tier, int], dict[int, dict[int, HintRecord]]] = {}
 
@@ -162,11 +163,21 @@ class HintTable:
         if not len(slots):
             return
         self.held[record.tier].remove(slots)
-        used = self.tenants.get((record.tenant, record.tier))
-        if used is not None and record.hint_id not in self.cleared:
-            used.remove(slots)
-            if not len(used):
-                del self.tenants[record.tenant, record.tier]
+        if record.hint_id not in self.cleared:
+            self._give_quota((record.tenant, record.tier), slots)
+
+    def give_all(self, records: Sequence[HintRecord]) -> None:
+        """Write down that these records, of one tier, hold nothing any more; in a few passes for all of them."""
+        parts: dict[tuple[str, Tier], list[SlotArray]] = {}
+        for record in records:
+            if record.hint_id not in self.cleared and len(record.slots):
+                parts.setdefault((record.tenant, record.tier), []).append(record.slots)
+        for key, slots in parts.items():
+            self._give_quota(key, *count_repeats(slots))
+        if records:
+            self.held[records[0].tier].remove(*count_repeats([record.slots for record in records]))
+        for record in records:
+            self.forget(record)
 
     def forget(self, record: HintRecord) -> None:
         """It neither holds nor waits for anything any more."""
@@ -253,6 +264,12 @@ class HintTable:
                 found.append(f"what tenant {tenant!r} holds in the {tier.value} tier is counted wrong")
         return found
 
+    def _give_quota(self, key: tuple[str, Tier], slots: SlotArray, *times: NDArray[np.int32]) -> None:
+        used = self.tenants[key]
+        used.remove(slots, *times)
+        if not len(used):
+            del self.tenants[key]
+
     def _last_hit(self, record: HintRecord) -> int:
         """When a request last hit the tail of what is held, and so all of it."""
         return int(self._hit_at[record.slots[0]])
@@ -262,7 +279,8 @@ def _meet(some: SlotArray, others: SlotArray) -> bool:
     return bool(np.isin(some, others).any())
 
 
-def _is_count_of(counted: SlotCounts, records: list[HintRecord]) -> bool:
+def _is_count_of(counted: HeldSlots | SlotCounts, records: list[HintRecord]) -> bool:
     slots = np.concatenate([_NO_SLOTS, *(record.slots for record in records)])
     distinct, counts = np.unique(slots, return_counts=True)
-    return np.array_equal(distinct, counted.slots) and np.array_equal(counts, counted.counts)
+    order = np.argsort(counted.slots)
+    return np.array_equal(distinct, counted.slots[order]) and np.array_equal(counts, counted.counts[order])

@@ -27,7 +27,7 @@ from aiokv.core.coverage import covered_range
 from aiokv.core.hint_table import HintEvent, HintRecord, HintState, WantedBlock
 from aiokv.core.lookup import Residency, find_residency
 from aiokv.core.pool import Pool
-from aiokv.core.revocations import drop_hold, revoke
+from aiokv.core.revocations import drop_holds, revoke
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.errors import ConfigError, UsageError
@@ -127,7 +127,7 @@ class Hints:
             self._world.counters.hints_declined[refusal] += 1
             return Declined(refusal)
         if record.state is HintState.REVOKED:
-            drop_hold(self._world, record)  # what a reset has cleared may not have been given back yet
+            drop_holds(self._world, (record,))  # what a reset has cleared may not have been given back yet
         record.advance(HintEvent.HOLD)
         record.keys = keys.copy()
         self._world.hints.touch(record)
@@ -137,14 +137,14 @@ class Hints:
     def release(self, record: HintRecord, *, how: HintClosing = HintClosing.RELEASED) -> None:
         """Give everything back. Idempotent."""
         if record.state is not HintState.RELEASED:
-            drop_hold(self._world, record)
+            drop_holds(self._world, (record,))
             record.advance(HintEvent.RELEASE)
             self._world.counters.hints_closed[how] += 1
 
     def revoke(self, record: HintRecord) -> None:
         """Take everything back, on an operator's word. Nothing happens to a hint that holds nothing any more."""
         if record.state is HintState.HELD:
-            revoke(self._world, record, reason=RevokeReason.OPERATOR)
+            revoke(self._world, (record,), reason=RevokeReason.OPERATOR)
 
     def reset(self, tier: Tier) -> None:
         """A tier is being reset: its hints are revoked at once, their pins come back in slices (see `work`)."""
@@ -162,7 +162,7 @@ class Hints:
         table = self._world.hints
         while table.is_due:
             if table.cleared:
-                drop_hold(self._world, next(iter(table.cleared.values())))
+                drop_holds(self._world, (next(iter(table.cleared.values())),))
             else:
                 self._follow(table.due.pop(next(iter(table.due))))
             if table.is_due:
@@ -181,8 +181,8 @@ class Hints:
         quota = self.quota_blocks(tier)
         if self._count_covered(found.target) > quota:
             return DeclineReason.QUOTA
-        fresh = _without(found.slots, record.slots)
-        growth = used.count_absent(fresh) - used.count_last(_without(record.slots, found.slots))
+        fresh, dropped = _difference(record.slots, found.slots)
+        growth = used.count_absent(fresh) - used.count_last(dropped)
         if record.hint_id in world.hints.cleared:
             growth = used.count_absent(found.slots)
         if growth > 0 and len(used) + growth > quota:
@@ -194,7 +194,7 @@ class Hints:
     def _exchange(self, record: HintRecord, found: _Found) -> None:
         """Pin what is new, unpin what is not needed any more."""
         world = self._world
-        fresh, dropped = _without(found.slots, record.slots), _without(record.slots, found.slots)
+        fresh, dropped = _difference(record.slots, found.slots)
         pool = world.pool(record.tier)
         if pool is not None:
             pool.pin(fresh)
@@ -270,6 +270,10 @@ def _wanted(geometry: CacheGeometry, keys: BlockKeys, *, group: int, position: i
     return WantedBlock(group, int(digests[0, 0]))
 
 
-def _without(slots: SlotArray, others: SlotArray) -> SlotArray:
-    """Those of `slots` that are not among `others`, in their order."""
-    return slots[~np.isin(slots, others)] if len(others) and len(slots) else slots
+def _difference(before: SlotArray, after: SlotArray) -> tuple[SlotArray, SlotArray]:
+    """What came and what went between two sets of slots, each in its own order."""
+    if not len(before) or not len(after):
+        return after, before
+    if np.array_equal(before, after):
+        return after[:0], before[:0]
+    return after[~np.isin(after, before)], before[~np.isin(before, after)]

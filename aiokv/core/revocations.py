@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +21,7 @@ from aiokv.core.hint_table import HintEvent, HintRecord, HintState
 from aiokv.core.world import World
 from aiokv.model.ids import IntArray, SlotArray, Tier
 
-__all__ = ["RoomPlan", "drop_hold", "make_room", "plan_room", "revoke"]
+__all__ = ["RoomPlan", "drop_holds", "make_room", "plan_room", "revoke"]
 
 _NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 _NEVER: Final = 1 << 30
@@ -41,8 +42,7 @@ def make_room(world: World, lacking: int, *, kept: SlotArray = _NO_SLOTS, leavin
     See `plan_room`. Whoever asks takes the room in this same step.
     """
     plan = plan_room(world, lacking, kept=kept, leaving=leaving)
-    for record in plan.hints:
-        revoke(world, record, reason=RevokeReason.CAPACITY)
+    revoke(world, plan.hints, reason=RevokeReason.CAPACITY)
     return plan.is_enough
 
 
@@ -66,24 +66,35 @@ def plan_room(world: World, lacking: int, *, kept: SlotArray = _NO_SLOTS, leavin
     return RoomPlan(is_enough=True, hints=_choose(world, lacking, pins=pins))
 
 
-def revoke(world: World, record: HintRecord, *, reason: RevokeReason) -> None:
-    """Take everything back from a hint. Its owner may take hold again."""
-    drop_hold(world, record)
-    if record.state is HintState.HELD:
-        record.advance(HintEvent.REVOKE)
-        world.counters.hints_revoked[reason] += 1
+def revoke(world: World, records: Sequence[HintRecord], *, reason: RevokeReason) -> None:
+    """Take everything back from hints of one tier. Their owners may take hold again."""
+    drop_holds(world, records)
+    for record in records:
+        if record.state is HintState.HELD:
+            record.advance(HintEvent.REVOKE)
+            world.counters.hints_revoked[reason] += 1
 
 
-def drop_hold(world: World, record: HintRecord) -> None:
-    """Give back every pin of a hint, and forget it in the table; its state stays."""
-    slots, record.slots = record.slots, _NO_SLOTS
-    world.hints.give(record, slots)
-    world.hints.forget(record)
-    record.length, record.is_whole = 0, False
-    if record.tier is Tier.GPU:
-        world.unpin_gpu(slots)
-    else:
-        world.unpin_cpu(slots)
+def drop_holds(world: World, records: Sequence[HintRecord]) -> None:
+    """Give back every pin of hints of one tier, and forget them in the table; their states stay."""
+    world.hints.give_all(records)
+    parts = [record.slots for record in records]
+    for record in records:
+        record.slots, record.length, record.is_whole = _NO_SLOTS, 0, False
+    for slots in _distinct_batches(parts):
+        if records[0].tier is Tier.GPU:
+            world.unpin_gpu(slots)
+        else:
+            world.unpin_cpu(slots)
+
+
+def _distinct_batches(parts: list[SlotArray]) -> list[SlotArray]:
+    """All parts as one batch, in their order, unless that would name a slot twice."""
+    if len(parts) < 2:
+        return parts
+    whole = np.concatenate(parts)
+    ordered = np.sort(whole)
+    return [whole] if (ordered[1:] != ordered[:-1]).all() else parts
 
 
 def _choose(world: World, lacking: int, *, pins: NDArray[np.int32]) -> tuple[HintRecord, ...]:

@@ -98,7 +98,7 @@ class World:
         self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
         self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
         self.leases = LeaseTable()
-        self.hints = HintTable(gpu_slots=gpu_blocks)
+        self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
         self.events = EventLog(geometry, gpu_slots=gpu_blocks)

@@ -292,6 +292,17 @@ def test_the_arrival_of_other_blocks_is_no_work() -> None:
     end(h, hint)
 
 
+def test_while_a_full_group_has_a_hole_the_blocks_of_others_are_no_work() -> None:
+    h = host(FULL, WINDOW)
+    hint = keep(h, 24)
+    h.place(0, range(6), group=1, tier=GPU)
+    assert not h.cache.has_work
+    h.place(0, range(6), tier=GPU)
+    h.run_slices()
+    assert hint.is_whole
+    end(h, hint)
+
+
 def test_a_released_hint_waits_for_nothing() -> None:
     h = host()
     hint = keep(h, 24)

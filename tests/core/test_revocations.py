@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from aiokv.core.counters import RevokeReason
 from aiokv.core.hint_table import HintRecord, HintState
 from aiokv.core.lease_table import LeaseRecord, LeaseState
-from aiokv.core.slot_counts import SlotCounts
+from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
 from aiokv.errors import CapacityError
-from aiokv.model.ids import Tier
+from aiokv.model.ids import SlotArray, Tier
 from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import FullAttention, GroupSpec, RecurrentState
 from aiokv.testing.host import Host
@@ -409,28 +410,29 @@ def test_hints_are_revoked_only_if_that_lets_a_request_in_and_none_in_vain(
     h.tear_down()
 
 
-@given(st.lists(st.lists(st.integers(0, 30), unique=True), max_size=12))
-def test_slot_counts_are_those_of_a_multiset(batches: list[list[int]]) -> None:
-    counts, model = SlotCounts(), dict[int, int]()
+@given(st.lists(st.lists(st.integers(0, 30), unique=True), max_size=12), st.integers(1, 3))
+def test_slots_are_counted_as_in_a_multiset(batches: list[list[int]], at_once: int) -> None:
+    held, counts = HeldSlots(31), SlotCounts()
+    model: Counter[int] = Counter()
     added: list[list[int]] = []
     for index, batch in enumerate(batches):
-        if added and index % 3 == 2:
-            gone = added.pop(index % len(added))
-            assert counts.count_last(as_slots(gone)) == sum(model[slot] == 1 for slot in gone)
-            counts.remove(as_slots(gone))
-            for slot in gone:
-                model[slot] -= 1
-            model = {slot: count for slot, count in model.items() if count}
-        assert counts.count_absent(as_slots(batch)) == sum(slot not in model for slot in batch)
+        assert counts.count_absent(as_slots(batch)) == sum(not model[slot] for slot in batch)
+        assert counts.count_last(as_slots(batch)) == sum(model[slot] == 1 for slot in batch)
+        held.add(as_slots(batch))
         counts.add(as_slots(batch))
+        model.update(batch)
         added.append(batch)
-        for slot in batch:
-            model[slot] = model.get(slot, 0) + 1
-        assert dict(zip(counts.slots.tolist(), counts.counts.tolist(), strict=True)) == model
-        assert counts.slots.tolist() == sorted(model)
-        found = counts.slots[counts.places(as_slots(batch))]
-        assert found.tolist() == batch
+        if index % 3 == 2:
+            gone, added = added[:at_once], added[at_once:]
+            held.remove(*count_repeats(list(map(as_slots, gone))))
+            counts.remove(*count_repeats(list(map(as_slots, gone))))
+            model.subtract(slot for one in gone for slot in one)
+        for books in (held, counts):
+            assert dict(zip(books.slots.tolist(), books.counts.tolist(), strict=True)) == +model
+            assert len(books) == len(+model)
+        places = held.places(as_slots(batch))
+        assert held.slots[places].tolist() == [slot for slot in batch if model[slot]]
 
 
-def as_slots(slots: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+def as_slots(slots: list[int]) -> SlotArray:
     return np.array(slots, np.int32)
