@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Final
 
-from aiokv import Lease, LeaseReleased, Tier
+from aiokv import CacheGeometry, Lease, LeaseReleased, SlidingWindow, Tier
 from aiokv.testing import evict, make_resident
 from tests.cancellation.scenarios import hold
 from tests.cancellation.scenes import Act, Scenes, all_served, preempted_request
@@ -16,6 +16,7 @@ from tests.runtime.support import BLOCK, GROUP, Case, assert_all_given_back, gra
 __all__ = ["LEASE_SCENES"]
 
 LEASE_SCENES: Final = Scenes()
+WINDOW: Final = CacheGeometry(groups=(SlidingWindow("swa", block_size=BLOCK, window=2 * BLOCK),), hash_block_size=BLOCK)
 
 
 async def extended(lease: Lease, tokens: int) -> None:
@@ -157,14 +158,20 @@ async def ready_that_several_wait_for() -> AsyncIterator[Act]:
 
 @LEASE_SCENES.add(suspensions=1)
 async def ready_of_two_failures() -> AsyncIterator[Act]:
-    """The second plan joins a load of its own; it fails too, and the best prefix without loads is taken."""
-    async with opened() as case:
-        make_resident(case.kv, prompt(4), {GROUP: "ccc"})
-        joined = granted(case.kv, prompt(2), name="other")
-        lease = granted(case.kv, prompt(4))
-        fail_mine = case.backend.fail
-        yield Act(begin=lambda: readied(lease), moves=(fail_mine, fail_mine, fail_mine))
-        joined.release()
+    """The second plan loads what has not failed; that fails too, and the best prefix without loads is none."""
+    async with opened(gpu_blocks=12, geometry=WINDOW) as case:
+        make_resident(case.kv, prompt(6), {"swa": "cccccc"})
+        lease = granted(case.kv, prompt(6))
+
+        async def ready() -> None:
+            try:
+                await lease.ready()
+                assert (lease.hit.cpu_tokens, lease.prefix_tokens) == (6 * BLOCK, 0)
+                assert len(case.backend.history) == 2
+            finally:
+                lease.release()
+
+        yield Act(begin=ready, moves=(case.backend.fail, case.backend.fail))
         await assert_all_given_back(case)
 
 

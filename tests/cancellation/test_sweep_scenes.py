@@ -18,10 +18,11 @@ from tests.cancellation.scenes import Scene
 from tests.cancellation.scenes_of_ends import END_SCENES
 from tests.cancellation.scenes_of_leases import LEASE_SCENES
 from tests.cancellation.scenes_of_runtimes import RUNTIME_SCENES
+from tests.cancellation.scenes_of_streams import STREAM_SCENES
 from tests.cancellation.ways import WAYS, Suspensions, Way
 from tests.runtime.support import turns
 
-SCENES: Final[Mapping[str, Scene]] = {**LEASE_SCENES, **RUNTIME_SCENES, **END_SCENES}
+SCENES: Final[Mapping[str, Scene]] = {**LEASE_SCENES, **RUNTIME_SCENES, **STREAM_SCENES, **END_SCENES}
 
 
 async def struck_at(scene: Scene, *, way: Way, at: int) -> bool:
