@@ -48,6 +48,7 @@ class TransferEvent(Enum):
     SUBMIT = "be submitted"
     FINISH = "finish"
     FAIL = "fail"
+    SPOIL = "bring corrupt blocks"
     LOSE = "be lost"
     DROP = "be dropped"
 
@@ -58,6 +59,7 @@ _NEXT: Final = {
     (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
     (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+    (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
 }
 
@@ -87,6 +89,8 @@ class Transfer:
     waiters: set[int] = field(default_factory=set)
     reports: dict[int, Outcome] = field(default_factory=dict)
     """By rank, how its part of the copies ended."""
+    corrupt: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
 
