@@ -254,7 +254,7 @@ class CopyThread:
     def _end(self, job: CopyJob, status: EventStatus, *, detail: str = "") -> None:
         with self._lock:
             if not self.lost:
-                job.event.end(status, detail=detail, corrupt=job.corrupt)
+                job.event.end(status, detail=detail, corrupt=tuple(job.corrupt))
 
 
 class _InjectedError(Exception):

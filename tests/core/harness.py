@@ -10,7 +10,7 @@ Prompts are prefixes of *streams*, fixed token sequences that share their beginn
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -395,27 +395,29 @@ class Host:
             self.submit(self.queued[0])
             self.settle()
 
-    def report(self, transfer: Transfer, rank: int, *, outcome: Outcome = Outcome.OK) -> None:
+    def report(
+        self, transfer: Transfer, rank: int, *, outcome: Outcome = Outcome.OK, corrupt: Collection[int] = ()
+    ) -> None:
         """One rank's part of a copy has ended, this way; nothing is given back before the last one (law 4)."""
         told = self.reports.setdefault(transfer.transfer_id, {})
         told[rank] = outcome
         if len(told) == self.cache.world_size:
-            self._end(transfer, _worst(told.values()), tell=lambda: self._report(transfer, rank, outcome=outcome))
+            self._end(transfer, _worst(told.values()), tell=lambda: self._report(transfer, rank, outcome, corrupt))
             return
-        held = {tier: counts.reserved for tier, counts in self.cache.pools().items()}
-        self._report(transfer, rank, outcome=outcome)
+        held = self.cache.audit().pins
+        self._report(transfer, rank, outcome, corrupt)
         assert state_of(transfer) is TransferState.SUBMITTED
-        assert held == {tier: counts.reserved for tier, counts in self.cache.pools().items()}
+        assert held == self.cache.audit().pins
         self.settle()
 
-    def _report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
-        self.cache.report(transfer.transfer_id, rank, outcome)
+    def _report(self, transfer: Transfer, rank: int, outcome: Outcome, corrupt: Collection[int]) -> None:
+        self.cache.report(transfer.transfer_id, rank, outcome, corrupt=corrupt)
 
-    def end(self, transfer: Transfer, outcome: Outcome = Outcome.OK) -> None:
+    def end(self, transfer: Transfer, outcome: Outcome = Outcome.OK, *, corrupt: Collection[int] = ()) -> None:
         """A copy has ended, this way on every rank that has not reported it."""
         told = self.reports.get(transfer.transfer_id, {})
         decided = _worst([*told.values(), outcome])
-        self._end(transfer, decided, tell=lambda: self.cache.complete(transfer.transfer_id, outcome))
+        self._end(transfer, decided, tell=lambda: self.cache.complete(transfer.transfer_id, outcome, corrupt=corrupt))
 
     def _end(self, transfer: Transfer, outcome: Outcome, *, tell: Callable[[], None]) -> None:
         (self.running if transfer in self.running else self.queued).remove(transfer)
@@ -848,7 +850,8 @@ def _covers(spec: GroupSpec, block: int, length: int, position: int) -> bool:
 def _worst(outcomes: Iterable[Outcome]) -> Outcome:
     """What the reports of all ranks say together."""
     said = set(outcomes)
-    return next((bad for bad in (Outcome.LOST, Outcome.FAILED) if bad in said), Outcome.OK)
+    bad_ones = (Outcome.LOST, Outcome.FAILED, Outcome.CORRUPT)
+    return next((bad for bad in bad_ones if bad in said), Outcome.OK)
 
 
 def _hit(totals: Counter[str]) -> Hit:
