@@ -64,13 +64,15 @@ def test_full_finds_any_single_wrong_bit_and_names_its_copy(
 
 @pytest.mark.parametrize("how", [FULL, SAMPLED])
 @pytest.mark.parametrize("width", [(1 << 20) + 1, 3 << 20])
-def test_a_block_longer_than_a_step_is_checked_to_its_last_page(how: Checksum, width: int) -> None:
+def test_a_block_longer_than_a_step_is_checked_from_its_first_page_to_its_last(how: Checksum, width: int) -> None:
     rows = arena_of(width, blocks=2)
     checksums = BlockChecksums(rows, how=how, digest=zlib.crc32)
     steps = run(checksums.record(slots_of(1), num_bytes=width))
     assert steps >= (2 if how is FULL else 1), "one step is a millisecond, not a block"
-    rows[1, -PAGE:] ^= 0xFF
-    assert corrupt_of(checksums, slots_of(0, 1), num_bytes=width) == [1]
+    for page in (slice(0, PAGE), slice(PAGE << 7, (PAGE << 7) + PAGE), slice(width - PAGE, width)):
+        rows[1, page] ^= 0xFF
+        assert corrupt_of(checksums, slots_of(0, 1), num_bytes=width) == [1]
+        rows[1, page] ^= 0xFF
 
 
 @given(pages=st.integers(1, 70), start=st.integers(0, PAGE - 1), data=st.data())

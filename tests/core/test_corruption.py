@@ -309,13 +309,13 @@ def test_a_worse_report_of_another_rank_decides_and_the_corrupt_block_is_gone_al
 ) -> None:
     h = host(world_size=2)
     record, load = loading(h)
-    reports: list[tuple[int, Outcome, tuple[int, ...]]] = [(0, worse, ()), (1, CORRUPT, (0,))]
+    reports: list[tuple[int, Outcome, tuple[int, ...]]] = [(0, worse, ()), (1, CORRUPT, (3,))]
     for rank, outcome, copies in reports if is_first else reports[::-1]:
         h.report(load, rank, outcome=outcome, corrupt=copies)
     h.turn()
     assert state_of(load) is state
-    assert (state_of(record), record.length) == (LeaseState.READY, 0)
-    assert h.letters(0).startswith("-cccc" if worse is FAILED else "-----")
+    assert (state_of(record), record.length) == (LeaseState.READY, 0), "what failed is not loaded again"
+    assert h.letters(0).startswith("ccc-c" if worse is FAILED else "-----")
     assert h.cache.counters.corrupt_blocks == 1
     h.check()
     h.tear_down()
@@ -379,4 +379,18 @@ def test_a_store_and_a_load_that_has_not_begun_cannot_be_corrupt() -> None:
         with pytest.raises(UsageError):
             h.cache.report(transfer.transfer_id, 0, CORRUPT, corrupt=[0])
     assert h.cache.snapshot() == before
+    h.tear_down()
+
+
+def test_nobody_joins_a_load_whose_end_is_being_worked_off_in_slices() -> None:
+    h = host(slice_blocks=1, gpu=64)
+    record, load = loading(h)
+    h.end(load, CORRUPT, corrupt=[4])
+    assert h.cache.unfinished_transfers == 1
+    late = h.admit(0, 21, request_id="late")
+    assert late.length == 16
+    assert late.lease_id not in load.waiters
+    h.turn()
+    h.end_all()
+    assert [state_of(record), state_of(late)] == [LeaseState.READY] * 2
     h.tear_down()

@@ -311,7 +311,7 @@ async def test_a_backend_that_names_no_copy_of_the_batch_still_ends_it(
     copies: Sequence[int], left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stores, too: a transfer that never ends would keep its slots for ever."""
-    async with opened(manual=False) as case:
+    async with opened(manual=False, close_grace_s=1.0) as case:
         make_resident(case.kv, prompt(2), {GROUP: "cc"})
         real = case.backend.submit
 
@@ -324,7 +324,7 @@ async def test_a_backend_that_names_no_copy_of_the_batch_still_ends_it(
             lease = await asyncio.wait_for(case.kv.acquire("request", prompt(2)), 10.0)
             assert lease.prefix_tokens == 0
             lease.confirm(2 * BLOCK)
-            await case.kv.drain()
+            await asyncio.wait_for(case.kv.drain(), 10.0)
             present = case.kv.core.find_blocks(case.kv.keys(prompt(2)), group=0, tier=Tier.CPU).present
         assert "".join("-c"[is_there] for is_there in present.tolist()) == left
         lease.release()
