@@ -16,7 +16,8 @@ from aiokv.model.events import BlockRemoved
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, SlidingWindow
-from tests.core.harness import Host, geometry_of, state_of
+from aiokv.testing.host import Host, state_of
+from aiokv.testing.streams import geometry_of
 
 FULL = geometry_of(FullAttention("full", block_size=4))
 HYBRID = geometry_of(FullAttention("full", block_size=4), SlidingWindow("swa", block_size=4, window=8))
@@ -40,7 +41,7 @@ def loading(h: Host, blocks: int = 5) -> tuple[LeaseRecord, Transfer]:
 
 def spoil(h: Host, load: Transfer, *copies: int) -> None:
     """The load ends, these blocks corrupt; then everything that follows at once."""
-    h.end(load, CORRUPT, corrupt=copies)
+    h.report(load, 0, outcome=CORRUPT, corrupt=copies)
     h.check()
     h.turn()
     h.check()
@@ -79,7 +80,7 @@ def test_the_block_removed_event_names_the_corrupt_block_and_no_other() -> None:
     h.cache.complete(load.transfer_id, CORRUPT, corrupt=[3])
     removed = [event for event in h.cache.events.take() if isinstance(event, BlockRemoved)]
     assert [(event.tier, [bytes(name) for name in event.block_hashes]) for event in removed] == [
-        (CPU, [h.digest(0, 0, 3)])
+        (CPU, [h.streams.digest(0, 0, 3)])
     ]
 
 
@@ -385,7 +386,7 @@ def test_a_store_and_a_load_that_has_not_begun_cannot_be_corrupt() -> None:
 def test_nobody_joins_a_load_whose_end_is_being_worked_off_in_slices() -> None:
     h = host(slice_blocks=1, gpu=64)
     record, load = loading(h)
-    h.end(load, CORRUPT, corrupt=[4])
+    h.report(load, 0, outcome=CORRUPT, corrupt=[4])
     assert h.cache.unfinished_transfers == 1
     late = h.admit(0, 21, request_id="late")
     assert late.length == 16
