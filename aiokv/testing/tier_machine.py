@@ -70,6 +70,16 @@ class TierMachine(RuleBasedStateMachine):
         """A copy ends on all ranks."""
         self.end_one(self.host.endable(pick), Outcome.LOST if lost else outcome)
 
+    @precondition(lambda self: any(t.direction is Direction.LOAD for t in self.host.queued + self.host.running))
+    @rule(pick=PICKS)
+    def find_corrupt(self, pick: int) -> None:
+        """A load ends that has brought corrupt blocks."""
+        self.host.submit_all()
+        endable = self.host.driver.endable(self.host.running)
+        loads = [transfer for transfer in endable if transfer.direction is Direction.LOAD]
+        if loads:
+            self.end_one(loads[pick % len(loads)], Outcome.CORRUPT)
+
     @precondition(lambda self: self.host.running or self.host.queued)
     @rule(
         pick=PICKS,
@@ -98,7 +108,7 @@ class TierMachine(RuleBasedStateMachine):
     @rule(outcome=OUTCOMES)
     def end_all(self, outcome: Outcome) -> None:
         """Every copy is started and ends, those that follow from it too."""
-        self.host.end_all(Outcome.FAILED if outcome is Outcome.CORRUPT else outcome)
+        self.host.end_all(outcome)
 
     @precondition(lambda self: self.host.queued)
     @rule(pick=PICKS)

@@ -28,7 +28,6 @@ RARE: Final = (
     "forked with a prefix",
     "resumed with a prefix",
     "rank ok",
-    "rank corrupt",
     "rank error",
     "report repeated",
     "report refused",
