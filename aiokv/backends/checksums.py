@@ -8,8 +8,8 @@ Rules
 - A checksum is of the bytes that the last store into a slot left there, whoever owns the block and whatever was reset
   since. From the beginning of a store until it has ended well the slot has none, and a slot without one is not checked:
   so it is for what was placed by name and never stored.
-- SAMPLED reads 64 bytes of every 4 KiB, each piece one line further in its page. It finds what befalls a whole page,
-  or a slot, and 1 in 63 of single wrong lines.
+- SAMPLED reads 64 bytes of every 4 KiB, each piece one line further in its page. It finds what befalls a whole page
+  or slot, and one in 63 single wrong bytes.
 - Only the copy thread calls. A step takes half a millisecond at most. Blocks are first gathered into a buffer: one long
   call without the GIL, after which they are read from the core's cache. A short call per block would give the GIL back
   before the loop's thread, which waits for it, has woken up.
