@@ -182,7 +182,7 @@ class LeaseRecord:
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
-        """Unfinished stores of this lease."""
+        """Unfinished stores that this lease began or joined."""
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
