@@ -16,11 +16,13 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.admission import Admission
-from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
+from aiokv.core.audit import Audit, Snapshot, take_snapshot
+from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.forks import Forks
+from aiokv.core.holder_audit import Deadline
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
@@ -319,9 +321,13 @@ class CacheState:
         """The state as a frozen value, without counters and times. Looks at every slot: for tests and operators."""
         return take_snapshot(self._world)
 
-    def audit(self) -> Audit:
-        """Who holds what, and which invariants are violated. Looks at every slot."""
-        return take_audit(self._world)
+    def audit(self, deadline: Deadline | None = None) -> Audit:
+        """Who holds what, and which invariants are violated. Looks at every slot; raises nothing."""
+        return take_audit(self._world, deadline=deadline)
+
+    def audit_in_slices(self, *, slice_slots: int = SLICE_SLOTS, deadline: Deadline | None = None) -> AuditRun:
+        """The same by hand: call its `run_slice` between other steps until it answers False, then read its `result`."""
+        return AuditRun(self._world, slice_slots=slice_slots, deadline=deadline)
 
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
