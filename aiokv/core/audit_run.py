@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Final, Self, final
 
 from aiokv.core.audit import Audit
-from aiokv.core.holder_audit import Deadline, HolderAudit
+from aiokv.core.holder_audit import AuditClock, HolderAudit
 from aiokv.core.pool_audit import PoolAudit
 from aiokv.core.world import World
 from aiokv.errors import UsageError
@@ -40,14 +40,14 @@ beside one for each that there was in the beginning."""
 class AuditRun:
     """Call `run_slice` until it answers False, then read `result`; `close` it if you stop before."""
 
-    __slots__ = ("_deadline", "_error", "_followed", "_holders", "_kept", "_limit", "_pools", "_result")
+    __slots__ = ("_clock", "_error", "_followed", "_holders", "_kept", "_limit", "_pools", "_result")
 
-    def __init__(self, world: World, *, slice_slots: int = SLICE_SLOTS, deadline: Deadline | None = None) -> None:
+    def __init__(self, world: World, *, slice_slots: int = SLICE_SLOTS, clock: AuditClock | None = None) -> None:
         self._limit = slice_slots
-        self._deadline = deadline if deadline is not None else Deadline()
+        self._clock = clock if clock is not None else AuditClock()
         pools = {tier: world.pool(tier) for tier in Tier}
         self._pools = {tier: PoolAudit(pool) for tier, pool in pools.items() if pool is not None}
-        self._holders = HolderAudit(world, pools=self._pools, deadline=self._deadline)
+        self._holders = HolderAudit(world, pools=self._pools, clock=self._clock)
         self._followed = 0
         self._kept = -self._holders.due_count
         self._error = ""
@@ -106,12 +106,12 @@ class AuditRun:
         self._judge(max(left, self._limit // 2))
 
     def _judge(self, limit: int) -> None:
-        """Spend a slice on one pool: on what was never looked at, afterwards on what has changed."""
+        """Spend a slice on what was never looked at; once there is no such, on what has changed."""
         for pool in self._pools.values():
-            if pool.is_first_pass:
-                pool.look_on(limit)
-                return
-        self._followed += 1
+            while pool.is_first_pass and limit > 0:
+                limit -= pool.look_on(limit)
+        if limit > 0:
+            self._followed += 1
         for pool in self._pools.values():
             limit -= pool.look_again(max(limit, 0))
 
@@ -125,13 +125,13 @@ class AuditRun:
             pins=self._holders.pins(),
             reservations=self._holders.reservations(),
             violations=tuple(violations),
-            taken_at=self._deadline.now,
+            taken_at=self._clock.now,
         )
 
 
-def take_audit(world: World, *, deadline: Deadline | None = None) -> Audit:
+def take_audit(world: World, *, clock: AuditClock | None = None) -> Audit:
     """The whole audit in one hold."""
-    with AuditRun(world, slice_slots=_AT_ONCE, deadline=deadline) as run:
+    with AuditRun(world, slice_slots=_AT_ONCE, clock=clock) as run:
         while run.run_slice():
             pass
         return run.result

@@ -21,7 +21,7 @@ from aiokv.core.pool_audit import PoolAudit
 from aiokv.core.world import World
 from aiokv.model.ids import Direction, SlotArray, Tier
 
-__all__ = ["Deadline", "HolderAudit"]
+__all__ = ["AuditClock", "HolderAudit"]
 
 _VISIT: Final = 64
 """What a visit costs beside the slots it is about, in slots looked at."""
@@ -32,13 +32,13 @@ _NO_SLOTS: Final[SlotArray] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
+class AuditClock:
     """When the audit began, and how old a lease may be then; by the host's clock, `None` where it told none."""
 
     now: float | None = None
     lease_age_limit: float | None = None
 
-    def is_over(self, since: float | None) -> bool:
+    def is_overdue(self, since: float | None) -> bool:
         """Whether a lease admitted `since` then is overdue."""
         if self.now is None or self.lease_age_limit is None or since is None:
             return False
@@ -81,12 +81,12 @@ class _Copies:
 class HolderAudit:
     """What an audit knows of leases and transfers. `close` it, or the tables go on telling it of changes."""
 
-    __slots__ = ("_claimed", "_copies", "_deadline", "_due_leases", "_due_transfers", "_leases", "_pools", "_world")
+    __slots__ = ("_claimed", "_clock", "_copies", "_due_leases", "_due_transfers", "_leases", "_pools", "_world")
 
-    def __init__(self, world: World, *, pools: Mapping[Tier, PoolAudit], deadline: Deadline) -> None:
+    def __init__(self, world: World, *, pools: Mapping[Tier, PoolAudit], clock: AuditClock) -> None:
         self._world = world
         self._pools = pools
-        self._deadline = deadline
+        self._clock = clock
         self._leases: dict[int, _Lease] = {}
         self._copies: dict[int, _Copies] = {}
         self._claimed = 0
@@ -165,7 +165,7 @@ class HolderAudit:
                 record,
                 gpu_blocks=sum(int(np.count_nonzero(table)) for table in new),
                 since=record.opened_at,
-                is_overdue=self._deadline.is_over(record.opened_at),
+                is_overdue=self._clock.is_overdue(record.opened_at),
             )
             self._claimed += view.unnamed_claims
             transfers = record.waiting | record.storing

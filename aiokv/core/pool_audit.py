@@ -20,6 +20,7 @@ from aiokv.core.slot_facts import (
     MISCOUNTED,
     PATTERNS,
     STALE,
+    count_patterns,
     count_slots,
     find_broken_rules,
     find_wrong_counts,
@@ -137,7 +138,8 @@ class PoolAudit:
 
     def look_again(self, limit: int) -> int:
         """Visit up to `limit` slots that changed since their last visit; returns how many."""
-        return self._visit(self._watch.take_changed(limit))
+        slots = self._watch.take_changed(limit)
+        return self._visit(slots) if len(slots) else 0
 
     def look_on(self, limit: int) -> int:
         """Read on in what was never looked at: `limit` entries of the stack, slots, or buckets; returns how many."""
@@ -159,16 +161,17 @@ class PoolAudit:
         """
         tier = self._pool.tier.value
         doubtful = self._watch.changed_count
-        found = find_broken_rules(self._tally)
-        found += find_wrong_counts(self._tally, self._pool.counts(), doubtful=doubtful)
-        stale = count_slots(self._tally, STALE)
+        slots = count_patterns(self._tally)
+        found = find_broken_rules(slots)
+        found += find_wrong_counts(slots, self._pool.counts(), doubtful=doubtful)
+        stale = count_slots(slots, STALE)
         if self._epoch == self._pool.epoch and abs(stale - self._pool.stale_count) > doubtful:
             found.append(f"{stale} slots are stale, counted {self._pool.stale_count}")
         if self._strays:
             found.append(f"the index has {self._strays} entries without a slot")
         if self._nowhere:
             found.append(f"{self._nowhere} slots are held that do not exist")
-        return [f"{tier}: {text}" for text in found] + self._find_miscounted()
+        return [f"{tier}: {text}" for text in found] + self._name_miscounted(count_slots(slots, MISCOUNTED))
 
     @property
     def _stack_is_due(self) -> bool:
@@ -220,10 +223,9 @@ class PoolAudit:
             pins, held = self._books.pins[slot], self._held[slot]
             self._suspects[slot] = f"{tier} slot {slot} has {pins} pins, {held} holders"
 
-    def _find_miscounted(self) -> list[str]:
+    def _name_miscounted(self, count: int) -> list[str]:
         """Invariant 2: a slot has as many pins as live leases and transfers hold it."""
         found = [self._suspects[slot] for slot in sorted(self._suspects)]
-        others = count_slots(self._tally, MISCOUNTED) - len(found)
-        if others > 0:
-            found.append(f"{others} more {self._pool.tier.value} slots have wrong pins")
+        if count > len(found):
+            found.append(f"{count - len(found)} more {self._pool.tier.value} slots have wrong pins")
         return found

@@ -17,7 +17,7 @@ from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_values import AnySlots, PoolCounts
-from aiokv.core.slot_facts import PATTERNS, find_broken_rules, find_wrong_counts
+from aiokv.core.slot_facts import count_patterns, find_broken_rules, find_wrong_counts
 from aiokv.model.ids import BoolArray
 
 __all__ = ["PoolBooks"]
@@ -73,6 +73,6 @@ class PoolBooks:
         """Where a full recount and the `counts` of the pool differ, in words; O(capacity)."""
         stacked = np.bincount(self.free.returned, minlength=len(self)).astype(np.int8)
         facts = self.find_facts(np.arange(len(self)), stacked=stacked)
-        tally = np.bincount(facts, minlength=PATTERNS)
-        found = find_broken_rules(tally) + find_wrong_counts(tally, counts)
+        slots = count_patterns(np.bincount(facts))
+        found = find_broken_rules(slots) + find_wrong_counts(slots, counts)
         return found + self.index.check_invariants() + self.queue.check_invariants()

@@ -6,7 +6,7 @@ to judge it: a rule is asked once per pattern that occurs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,8 @@ from aiokv.model.ids import IntArray
 
 __all__ = [
     "ARRIVING", "ASTRAY", "INDEXED", "MISCOUNTED", "MISPLACED", "NEGATIVE", "OUT", "PATTERNS", "PINNED", "QUEUED",
-    "STACKED", "STACKED_TWICE", "STALE", "UNUSED", "count_slots", "find_broken_rules", "find_wrong_counts",
+    "STACKED", "STACKED_TWICE", "STALE", "UNUSED", "count_patterns", "count_slots", "find_broken_rules",
+    "find_wrong_counts",
 ]  # fmt: skip
 
 PINNED: Final = 1
@@ -67,36 +68,40 @@ _RULES: Final[tuple[tuple[str, Callable[[int], object]], ...]] = (
 )
 
 
-def find_broken_rules(tally: IntArray) -> list[str]:
-    """What is wrong with slots, in words; `tally[pattern]` is how many slots have it."""
-    patterns = {int(pattern): int(tally[pattern]) for pattern in np.flatnonzero(tally)}
+def count_patterns(tally: IntArray) -> dict[int, int]:
+    """How many slots have each pattern that occurs, given `tally[pattern]`."""
+    occurring = np.flatnonzero(tally)
+    return dict(zip(occurring.tolist(), tally[occurring].tolist(), strict=True))
+
+
+def find_broken_rules(slots: Mapping[int, int]) -> list[str]:
+    """What is wrong with slots, in words; `slots[pattern]` is how many have it."""
     found = []
     for text, is_broken in _RULES:
-        slots = sum(count for pattern, count in patterns.items() if is_broken(pattern))
-        if slots:
-            found.append(f"{text}: {slots} slots")
+        broken = sum(count for facts, count in slots.items() if is_broken(facts))
+        if broken:
+            found.append(f"{text}: {broken} slots")
     return found
 
 
-def find_wrong_counts(tally: IntArray, counts: PoolCounts, *, doubtful: int = 0) -> list[str]:
+def find_wrong_counts(slots: Mapping[int, int], counts: PoolCounts, *, doubtful: int = 0) -> list[str]:
     """Which counts of a pool are not those of its slots, in words; `doubtful` slots may have other facts by now."""
-    reserved = sum(int(tally[facts]) for facts in np.flatnonzero(tally).tolist() if _is_reserved(facts))
     pairs = {
-        "reserved": (reserved, counts.reserved),
-        "resident": (count_slots(tally, INDEXED), counts.resident),
-        "evictable": (count_slots(tally, QUEUED), counts.evictable),
-        "quarantined": (count_slots(tally, OUT), counts.quarantined),
+        "reserved": (sum(count for facts, count in slots.items() if _is_reserved(facts)), counts.reserved),
+        "resident": (count_slots(slots, INDEXED), counts.resident),
+        "evictable": (count_slots(slots, QUEUED), counts.evictable),
+        "quarantined": (count_slots(slots, OUT), counts.quarantined),
     }
     found = [
-        f"{slots} slots are {name}, counted {told}"
-        for name, (slots, told) in pairs.items()
-        if abs(slots - told) > doubtful
+        f"{number} slots are {name}, counted {told}"
+        for name, (number, told) in pairs.items()
+        if abs(number - told) > doubtful
     ]
     if not 0 <= counts.claimed <= counts.free + counts.evictable:
         found.append(f"there are more claims than slots for them: {counts.claimed}")
     return found
 
 
-def count_slots(tally: IntArray, fact: int) -> int:
+def count_slots(slots: Mapping[int, int], fact: int) -> int:
     """How many slots have this fact."""
-    return sum(int(tally[pattern]) for pattern in np.flatnonzero(tally) if pattern & fact)
+    return sum(count for facts, count in slots.items() if facts & fact)
