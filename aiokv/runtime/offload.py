@@ -34,6 +34,7 @@ from aiokv.runtime.bridge import Bridge
 from aiokv.runtime.leaks import LeakBox, warn_later
 from aiokv.runtime.lease_clock import LeaseClock
 from aiokv.runtime.rank_outlet import RankOutlet
+from aiokv.runtime.timers import LoopTimer
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
@@ -84,7 +85,7 @@ class Offloader:
         self.loop = loop
         self.outlet = outlet
         self.stats = stats
-        self.clock = LeaseClock(loop, core=core, stats=stats, age_limit_s=lease_age_limit_s)
+        self.clock = LeaseClock(core, stats=stats, age_limit_s=lease_age_limit_s, make_timer=partial(LoopTimer, loop))
         self.queue = WaitQueue()
         self.publisher = Publisher()
         self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)

@@ -12,6 +12,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.audit import Audit
+from aiokv.core.audit_run import AuditRun
 from aiokv.core.cache import CacheState
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
@@ -38,7 +39,7 @@ class Checks:
         self._streams = streams
         self._contents = contents
         self._events = events
-        self._slow_audit = cache.audit_in_slices(slice_slots=_SLICE_SLOTS)
+        self._slow_audit: AuditRun | None = None
 
     # Writing.
 
@@ -145,9 +146,11 @@ class Checks:
 
     def _audit_on(self, now: Audit) -> None:
         """One more slice of an audit that goes on beside all steps: it too finds nothing, and ends with what is now."""
+        if self._slow_audit is None:
+            self._slow_audit = self._cache.audit_in_slices(slice_slots=_SLICE_SLOTS)
         if self._slow_audit.run_slice():
             return
-        slow, self._slow_audit = self._slow_audit.result, self._cache.audit_in_slices(slice_slots=_SLICE_SLOTS)
+        slow, self._slow_audit = self._slow_audit.result, None
         require(not slow.violations, "the sliced audit finds violations", slow.violations)
         for name, told, held in (
             ("leases", slow.leases, now.leases),

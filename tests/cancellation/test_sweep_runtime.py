@@ -173,6 +173,21 @@ async def test_prepare_keys(way: Way) -> None:
 
 
 @every_way
+async def test_audit_sliced(way: Way) -> None:
+    """A cancelled audit leaves nothing behind; what it has seen of a request that leaves meanwhile does no harm."""
+
+    def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
+        other = hold(case, blocks=8)
+
+        async def audit() -> None:
+            assert (await case.kv.audit_sliced()).violations == ()
+
+        return audit(), (other.release,)
+
+    await sweep(scene, way=way, suspensions=3, gpu_blocks=3000)
+
+
+@every_way
 async def test_quiesce_polls_and_admits_again(way: Way) -> None:
     def scene(case: Case) -> tuple[Coroutine[Any, Any, object], tuple[Callable[[], object], ...]]:
         async def capture() -> None:

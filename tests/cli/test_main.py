@@ -90,6 +90,7 @@ def test_doctor_reads_the_configuration(
         "store_policy": "eager",
         "watermark": 0.5,
         "backend": "host",
+        "lease_age_limit_s": None,
     }
     assert report["sources"]["cpu_bytes"] == "argument"
     assert report["sources"]["watermark"] == "environment"
