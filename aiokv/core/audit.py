@@ -15,7 +15,8 @@ from aiokv.core.world import World
 from aiokv.model.ids import Tier
 
 __all__ = [
-    "Audit", "HolderKind", "Holding", "LeaseView", "Snapshot", "TransferView", "take_snapshot", "view_lease",
+    "Audit", "AuditClock", "HolderKind", "Holding", "LeaseView", "Snapshot", "TransferView", "take_snapshot",
+    "view_lease",
 ]  # fmt: skip
 
 
@@ -109,6 +110,20 @@ class Audit:
     def overdue(self) -> tuple[LeaseView, ...]:
         """The leases that are older than the host allows."""
         return tuple(lease for lease in self.leases if lease.is_overdue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditClock:
+    """When the audit began, and how old a lease may be then; by the host's clock, `None` where it told none."""
+
+    now: float | None = None
+    lease_age_limit: float | None = None
+
+    def is_overdue(self, since: float | None) -> bool:
+        """Whether a lease admitted `since` then is overdue."""
+        if self.now is None or self.lease_age_limit is None or since is None:
+            return False
+        return self.now - since > self.lease_age_limit
 
 
 def take_snapshot(world: World) -> Snapshot:

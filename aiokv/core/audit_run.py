@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import Final, Self, final
 
-from aiokv.core.audit import Audit
-from aiokv.core.holder_audit import AuditClock, HolderAudit
+from aiokv.core.audit import Audit, AuditClock
+from aiokv.core.holder_audit import HolderAudit
 from aiokv.core.pool_audit import PoolAudit
 from aiokv.core.world import World
 from aiokv.errors import UsageError

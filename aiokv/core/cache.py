@@ -16,13 +16,12 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.admission import Admission
-from aiokv.core.audit import Audit, Snapshot, take_snapshot
+from aiokv.core.audit import Audit, AuditClock, Snapshot, take_snapshot
 from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
 from aiokv.core.forks import Forks
-from aiokv.core.holder_audit import AuditClock
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads

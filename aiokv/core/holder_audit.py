@@ -14,14 +14,14 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.core.audit import HolderKind, Holding, LeaseView, view_lease
+from aiokv.core.audit import AuditClock, HolderKind, Holding, LeaseView, view_lease
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool_audit import PoolAudit
 from aiokv.core.world import World
 from aiokv.model.ids import Direction, SlotArray, Tier
 
-__all__ = ["AuditClock", "HolderAudit"]
+__all__ = ["HolderAudit"]
 
 _VISIT: Final = 64
 """What a visit costs beside the slots it is about, in slots looked at."""
@@ -29,20 +29,6 @@ _CHANGES: Final = 12
 _POSITIONS: Final = 64
 """So many changed slots, and so many compared positions of a table, cost as much as looking at one slot."""
 _NO_SLOTS: Final[SlotArray] = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditClock:
-    """When the audit began, and how old a lease may be then; by the host's clock, `None` where it told none."""
-
-    now: float | None = None
-    lease_age_limit: float | None = None
-
-    def is_overdue(self, since: float | None) -> bool:
-        """Whether a lease admitted `since` then is overdue."""
-        if self.now is None or self.lease_age_limit is None or since is None:
-            return False
-        return self.now - since > self.lease_age_limit
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

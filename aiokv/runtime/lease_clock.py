@@ -16,8 +16,8 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final, final
 
+from aiokv.core.audit import AuditClock
 from aiokv.core.cache import CacheState
-from aiokv.core.holder_audit import AuditClock
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.observe.stats import Stats
 from aiokv.runtime.timers import Timer

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from aiokv.core.audit import Audit, HolderKind
+from aiokv.core.audit import Audit, AuditClock, HolderKind
 from aiokv.core.audit_run import AuditRun
 from aiokv.core.cache import CacheState
-from aiokv.core.holder_audit import AuditClock
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.world import World
 from aiokv.errors import UsageError
 from aiokv.model.ids import Direction, SlotArray, Tier
+from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention
 from aiokv.testing.host import Host
 from aiokv.testing.streams import geometry_of
@@ -290,7 +290,13 @@ def test_a_fault_between_two_slices_breaks_no_audit_and_is_found_by_the_next(
     assert_found(sliced(scene.cache), words)
 
 
-@pytest.mark.parametrize("fault", [unpin_too_often, forget_a_pin, register_at_submit, claim_for_nobody])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        unpin_too_often, forget_a_pin, register_at_submit, claim_for_nobody, end_a_copy_and_keep_its_pins,
+        give_a_lease_back_in_the_table_alone,
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("after", range(0, 40, 3))
 def test_a_fault_through_the_calls_of_pools_and_tables_is_found_whenever_it_comes(
     scene: Scene, fault: Callable[[Scene], None], after: int
@@ -356,6 +362,58 @@ def test_there_is_no_result_before_the_last_slice(scene: Scene) -> None:
     run.close()
 
 
+def leave(scene: Scene) -> None:
+    scene.host.release(scene.loading)
+    scene.host.release(scene.computing)
+
+
+def end_the_copies(scene: Scene) -> None:
+    scene.host.end_all()
+
+
+def fail_the_copies(scene: Scene) -> None:
+    scene.host.end_all(Outcome.FAILED)
+
+
+def compute_on(scene: Scene) -> None:
+    scene.host.confirm(scene.computing, 17)
+    scene.host.append(scene.computing, 8)
+    scene.host.extend(scene.computing, 8)
+    scene.host.run_slices()
+
+
+def take_a_free_slot_and_others(scene: Scene) -> None:
+    assert scene.world.gpu.books.free.returned_count
+    scene.host.admit(1, 30)
+    scene.host.run_slices()
+
+
+def take_and_leave(scene: Scene) -> None:
+    """The free stack ends as high as it was, with other slots in it."""
+    record = scene.host.admit(1, 30)
+    scene.host.run_slices()
+    scene.host.release(record)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [leave, end_the_copies, fail_the_copies, compute_on, take_a_free_slot_and_others, take_and_leave],
+)
+@pytest.mark.parametrize("after", range(0, 60, 3))
+def test_steps_of_the_cache_between_two_slices_are_no_violation(
+    scene: Scene, step: Callable[[Scene], None], after: int
+) -> None:
+    with scene.cache.audit_in_slices(slice_slots=4) as run:
+        for _ in range(after):
+            run.run_slice()
+        if not run.run_slice():
+            return
+        step(scene)
+        drive_to_the_end(run)
+    assert run.result == scene.cache.audit()
+    assert run.result.violations == ()
+
+
 def test_two_audits_at_once_do_not_disturb_each_other(scene: Scene) -> None:
     first, second = scene.cache.audit_in_slices(slice_slots=4), scene.cache.audit_in_slices(slice_slots=9)
     for _ in range(5):
@@ -387,12 +445,14 @@ def test_a_reset_between_two_slices_is_no_violation(scene: Scene) -> None:
 
 
 def test_an_audit_ends_in_a_world_that_never_rests(scene: Scene) -> None:
-    """A lease comes and another one goes before each slice; nothing false is told."""
+    """A lease comes and goes and blocks are evicted before each slice; nothing false is told."""
     run = scene.cache.audit_in_slices(slice_slots=2)
     slices = 0
     while run.run_slice():
         slices += 1
         assert slices < 1000
+        scene.host.evict(1, range(14, 14 + (slices - 1) % 3), tier=GPU)
+        scene.host.place(1, range(14, 14 + slices % 3), tier=GPU)
         record = scene.host.admit(2, 9, request_id=f"r{slices}")
         scene.host.run_slices()
         scene.host.confirm(record, 8)
