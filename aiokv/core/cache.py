@@ -10,7 +10,7 @@ Rules: the core never waits, never copies, and knows no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
 import numpy as np
@@ -255,20 +255,24 @@ class CacheState:
         transfer.advance(TransferEvent.SUBMIT)
         self.counters.submitted_blocks[transfer.direction] += len(transfer)
 
-    def complete(self, transfer_id: int, outcome: Outcome) -> None:
+    def complete(self, transfer_id: int, outcome: Outcome, *, corrupt: Collection[int] = ()) -> None:
         """All copies of a transfer have ended: this way on every rank that has not reported it, the worst one decides.
 
-        `UsageError` where there is no such transfer or it has ended.
+        `corrupt` as in `report`. `UsageError` where there is no such transfer or it has ended.
         """
-        self._ranks.complete(transfer_id, outcome)
+        self._ranks.complete(transfer_id, outcome, corrupt=corrupt)
 
-    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
+    def report(  # noqa: PLR0917  # as in the contract
+        self, transfer_id: int, rank: int, outcome: Outcome, *, corrupt: Collection[int] = ()
+    ) -> None:
         """One rank's copies of a submitted transfer have ended; the last rank ends it, the worst report decides how.
 
-        The same report again changes nothing. `UsageError`, and nothing has changed, for an unknown rank or transfer,
-        one that has ended, and for another outcome than the rank reported before.
+        With CORRUPT, which only a load can be, `corrupt` names the copies (places in the batch, from 0 on) whose block
+        is not as it was stored: these leave the CPU tier at once. The same report again changes nothing. `UsageError`,
+        and nothing has changed, for an unknown rank, transfer or copy, a transfer that has ended, and for something
+        else than the rank reported before.
         """
-        self._ranks.report(transfer_id, rank=rank, outcome=outcome)
+        self._ranks.report(transfer_id, rank=rank, outcome=outcome, corrupt=corrupt)
 
     def lose_rank(self, rank: int) -> None:
         """A rank is gone: what it has not reported of submitted transfers is LOST, and no copy can be made any more."""

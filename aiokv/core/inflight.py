@@ -7,7 +7,7 @@ Rules
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot whether a store reads it, and whether a request has used it since that was planned. Transitions:
+GPU slot the id of the store that reads it, and whether a request has used it since that was planned. Transitions:
 QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
 """
 
@@ -49,6 +49,7 @@ class TransferEvent(Enum):
     SUBMIT = "be submitted"
     FINISH = "finish"
     FAIL = "fail"
+    SPOIL = "bring corrupt blocks"
     LOSE = "be lost"
     DROP = "be dropped"
 
@@ -59,6 +60,7 @@ _NEXT: Final = {
     (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
     (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+    (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
 }
 
@@ -88,6 +90,8 @@ class Transfer:
     waiters: set[int] = field(default_factory=set)
     reports: dict[int, Outcome] = field(default_factory=dict)
     """By rank, how its part of the copies ended."""
+    corrupt: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
     since: float | None = None
@@ -142,14 +146,14 @@ class Transfer:
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_is_storing", "_loading_id", "_loading_target", "_next_id", "_transfers", "_was_used", "watchers")
+    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used", "watchers")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
         self._next_id = 1
         self._loading_id = np.zeros(cpu_slots, np.int64)
         self._loading_target = np.zeros(cpu_slots, np.int32)
-        self._is_storing = np.zeros(gpu_slots, np.bool_)
+        self._storing_id = np.zeros(gpu_slots, np.int64)
         self._was_used = np.zeros(gpu_slots, np.bool_)
         self.watchers: list[ChangedHolders] = []
         """Each is told which transfers hold other slots than before, have come or have gone."""
@@ -174,7 +178,7 @@ class InflightTable:
         if transfer.direction is Direction.LOAD:
             self._loading_id[transfer.sources] = transfer.transfer_id
         else:
-            self._is_storing[transfer.sources] = True
+            self._storing_id[transfer.sources] = transfer.transfer_id
             self._was_used[transfer.sources] = transfer.use is SourceUse.USED
         self._tell(transfer)
 
@@ -210,7 +214,7 @@ class InflightTable:
             self._loading_id[mine] = 0
             self._loading_target[mine] = 0
         else:
-            self._is_storing[sources] = False
+            self._storing_id[sources] = 0
 
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
@@ -233,9 +237,9 @@ class InflightTable:
         """Per source of an unfinished store, whether it was of a request when planned or has been hit since."""
         return self._was_used[gpu_slots]
 
-    def is_storing(self, gpu_slots: SlotArray) -> BoolArray:
-        """Per GPU slot, whether a store reads it."""
-        return self._is_storing[gpu_slots]
+    def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
+        """Per GPU slot the id of the store that reads it; 0 where none does."""
+        return self._storing_id[gpu_slots]
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

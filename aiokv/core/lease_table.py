@@ -25,9 +25,18 @@ from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Hit
+from aiokv.model.plan import Hit, Outcome
 
-__all__ = ["AcquireRequest", "Epochs", "GroupShare", "LeaseEvent", "LeaseRecord", "LeaseState", "LeaseTable"]
+__all__ = [
+    "AcquireRequest",
+    "Epochs",
+    "FailedLoad",
+    "GroupShare",
+    "LeaseEvent",
+    "LeaseRecord",
+    "LeaseState",
+    "LeaseTable",
+]
 
 
 class LeaseState(Enum):
@@ -103,6 +112,15 @@ class Epochs:
     cpu: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FailedLoad:
+    """A load that brought a lease nothing: its group, the mask of its positions over the prefix, and how it ended."""
+
+    group: int
+    positions: BoolArray
+    outcome: Outcome
+
+
 @final
 class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
@@ -172,9 +190,9 @@ class LeaseRecord:
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
-        """Unfinished stores of this lease."""
-        self.failed: list[tuple[int, BoolArray]] = []
-        """Per failed load, the group and the mask of its positions over the prefix."""
+        """Unfinished stores that this lease began or joined."""
+        self.failed: list[FailedLoad] = []
+        """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
         self.is_finishing = False
         self.after: object = None

@@ -238,6 +238,12 @@ def read_store_skips(view: View) -> Iterable[Reading]:
             yield Reading((reason.value,), blocks)
 
 
+def read_corrupt_blocks(view: View) -> Iterable[Reading]:
+    """Blocks whose bytes had changed."""
+    if Tier.CPU in view.capacities:
+        yield Reading((), view.core.counters.corrupt_blocks)
+
+
 def read_alloc_failures(view: View) -> Iterable[Reading]:
     """Requests that had to wait for GPU slots; what the CPU pool lacks is a skipped store."""
     for reason, count in view.core.counters.alloc_failures.items():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiokv.backends.base import Backend
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
-from aiokv.model.plan import StorePolicy
+from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
 from aiokv.runtime.config_file import Settings, parse_bytes
 
@@ -29,6 +29,9 @@ class RuntimeConfig:
     or copied ahead of eviction, more if recent requests claimed more; SELECTIVE copies a block once it has been
     confirmed or hit `selective_count` times.
 
+    `checksum` says which bytes of a stored block are checked when it is loaded, so that a changed one is computed again
+    and never served. The backend checks what it has stored in its own memory; ranks in other processes check theirs.
+
     Every block lies in parts on `world_size` ranks. The backend copies for all of them, so that `arenas` holds all
     ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
     answer to `KVRuntime.report`. If all are remote there are no arenas, and `backend` stays "auto".
@@ -42,6 +45,7 @@ class RuntimeConfig:
     lazy_fraction: float = EAGER_STORES.lazy_fraction
     selective_count: int = EAGER_STORES.selective_count
     watermark: float = 0.01
+    checksum: Checksum = Checksum.OFF
     backend: str | Backend = "auto"
     close_grace_s: float = 30.0
     lease_age_limit_s: float | None = None
@@ -90,6 +94,8 @@ class RuntimeConfig:
             raise ConfigError(f"remote_ranks names a rank twice: {self.remote_ranks!r}")
         if not self.has_local_ranks and self.backend != "auto":
             raise ConfigError(f"every rank is remote, so that backend {self.backend!r} has nothing to copy")
+        if not self.has_local_ranks and self.checksum is not Checksum.OFF:
+            raise ConfigError("every rank is remote, so that nothing is checked here: the ranks report what is corrupt")
 
     def _settings(self) -> Settings:
         """The same values, checked the way those from files are."""
@@ -99,6 +105,7 @@ class RuntimeConfig:
             cpu_bytes=parse_bytes(self.cpu_bytes) if isinstance(self.cpu_bytes, str) else self.cpu_bytes,
             store_policy=self.store_policy,
             watermark=self.watermark,
+            checksum=self.checksum,
             backend=self.backend if isinstance(self.backend, str) else "auto",
             lease_age_limit_s=self.lease_age_limit_s,
         )

@@ -7,7 +7,7 @@ of the loop; whoever awaits `aclose` only waits for it, so that a cancelled scop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self, Unpack, final
@@ -191,14 +191,19 @@ class KVRuntime:
             raise UsageError("every rank of this runtime is local: its backend makes all copies")
         return TransferStream(offloader)
 
-    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
-        """A remote rank's copies of a transfer have ended: OK, FAILED, or LOST (nobody knows what they still do).
+    def report(  # noqa: PLR0917  # as in the contract
+        self, transfer_id: int, rank: int, outcome: Outcome, *, corrupt: Collection[int] = ()
+    ) -> None:
+        """A remote rank's copies of a transfer have ended: OK, CORRUPT, FAILED, or LOST (they may still be running).
+
+        CORRUPT is for loads: `corrupt` names the copies, by their place in the batch, whose CPU block the rank found
+        changed. Those blocks are findable no more from now on; what was hit in them is computed again.
 
         In any order, from the loop's thread; the last rank ends the transfer, the worst outcome counts. The same report
         again changes nothing. `UsageError`, and nothing has changed, for an unknown or local rank, a transfer that is
-        unknown or has ended, and for another outcome than the rank reported before.
+        unknown or has ended, an unknown copy, and for something else than the rank reported before.
         """
-        self._entered().transfers.report(transfer_id, rank=rank, outcome=outcome)
+        self._entered().transfers.report(transfer_id, rank=rank, outcome=outcome, corrupt=corrupt)
 
     def lose_rank(self, rank: int) -> None:
         """A remote rank is gone: what it has not reported is LOST there, and nothing is copied any more."""

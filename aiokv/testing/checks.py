@@ -184,4 +184,5 @@ class Checks:
 def worst_of(outcomes: Iterable[Outcome]) -> Outcome:
     """What the reports of all ranks say together."""
     said = set(outcomes)
-    return next((bad for bad in (Outcome.LOST, Outcome.FAILED) if bad in said), Outcome.OK)
+    from_worst = (Outcome.LOST, Outcome.FAILED, Outcome.CORRUPT)
+    return next((bad for bad in from_worst if bad in said), Outcome.OK)

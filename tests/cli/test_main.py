@@ -88,6 +88,7 @@ def test_doctor_reads_the_configuration(
         "cpu_blocks": None,
         "cpu_bytes": 1024**3,
         "store_policy": "eager",
+        "checksum": "off",
         "watermark": 0.5,
         "backend": "host",
         "lease_age_limit_s": None,

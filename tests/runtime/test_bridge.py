@@ -34,6 +34,9 @@ class ScriptedEvent:
     def detail(self) -> str:
         return "scripted" if self.status in (EventStatus.FAILED, EventStatus.LOST) else ""
 
+    def corrupt_copies(self) -> tuple[int, ...]:
+        return ()
+
 
 @final
 class Scene:
