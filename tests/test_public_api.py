@@ -71,6 +71,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     KVRuntime.quiesce: (),
     KVRuntime.snapshot: (),
     KVRuntime.audit: (),
+    KVRuntime.audit_sliced: (),
     KVRuntime.events: (),
     KVRuntime.transfers: (),
     KVRuntime.report: ("transfer_id", "rank", "outcome", "corrupt"),
@@ -234,8 +235,8 @@ async def test_the_embedding_example_of_the_contract_runs() -> None:
         async with kv.quiesce():
             pass
         assert kv.snapshot() == kv.snapshot()
-        audit = kv.audit()
-        assert (audit.leases, audit.pins, audit.reservations, audit.violations) == ((), (), (), ())
+        for audit in (kv.audit(), await kv.audit_sliced()):
+            assert (audit.leases, audit.pins, audit.reservations, audit.violations) == ((), (), (), ())
         registry = prometheus_client.CollectorRegistry()
         registry.register(kv.collector)
         assert b"aiokv_prompt_tokens_total" in prometheus_client.generate_latest(registry)

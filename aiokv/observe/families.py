@@ -243,7 +243,7 @@ _LEASES: Final = (
         name="aiokv_leases",
         kind=Kind.GAUGE,
         labels=("state",),
-        help="Leases that hold blocks now.",
+        help="Leases that hold blocks now; 'overdue' ones for longer than lease_age_limit_s.",
         read=readers.read_leases,
     ),
     Family(

@@ -270,8 +270,11 @@ def read_leases_closed(view: View) -> Iterable[Reading]:
 
 
 def read_leases(view: View) -> Iterable[Reading]:
-    """Those that hold blocks."""
-    yield Reading(("active",), view.core.live_leases)
+    """Those that hold blocks; all are read before the overdue ones, of which none is new."""
+    live = view.core.live_leases
+    overdue = view.stats.overdue_leases
+    yield Reading(("active",), live - overdue)
+    yield Reading(("overdue",), overdue)
 
 
 def read_oldest_lease(view: View) -> Iterable[Reading]:

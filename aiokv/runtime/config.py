@@ -22,7 +22,8 @@ class RuntimeConfig:
     `gpu_blocks` counts slots of the GPU pool, the null block included. The CPU tier is sized by `cpu_blocks` or by
     `cpu_bytes` (an `int` or text such as "8GiB"); with neither there is none. `watermark` is the fraction of the GPU
     pool that admissions leave free while another lease is held. `backend` is "auto", "host", "cuda" or a backend
-    object. `close_grace_s` is how long `aclose` waits for running copies.
+    object. `close_grace_s` is how long `aclose` waits for running copies. A lease that is held for longer than
+    `lease_age_limit_s` is reported in the log, in the audit and in the metrics; `None`: none is.
 
     `store_policy` says when blocks are copied to the CPU tier. LAZY keeps at least `lazy_fraction` of the GPU pool free
     or copied ahead of eviction, more if recent requests claimed more; SELECTIVE copies a block once it has been
@@ -47,6 +48,7 @@ class RuntimeConfig:
     checksum: Checksum = Checksum.OFF
     backend: str | Backend = "auto"
     close_grace_s: float = 30.0
+    lease_age_limit_s: float | None = None
     world_size: int = 1
     remote_ranks: Collection[int] = ()
 
@@ -105,4 +107,5 @@ class RuntimeConfig:
             watermark=self.watermark,
             checksum=self.checksum,
             backend=self.backend if isinstance(self.backend, str) else "auto",
+            lease_age_limit_s=self.lease_age_limit_s,
         )

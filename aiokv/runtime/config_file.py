@@ -8,6 +8,7 @@ misspelt setting never goes unnoticed. The result is a frozen value; nothing her
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -58,7 +59,8 @@ class Settings:
     """What an operator may set without writing code. `RuntimeConfig` adds the geometry, which the model dictates.
 
     `cpu_blocks` and `cpu_bytes` are two ways to say one size: at most one of them is given; neither means no CPU tier.
-    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the pool.
+    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the pool;
+    a lease that is held longer than `lease_age_limit_s` seconds is reported, none without.
     """
 
     gpu_blocks: int = 1024
@@ -68,6 +70,7 @@ class Settings:
     watermark: float = 0.01
     checksum: Checksum = Checksum.OFF
     backend: str = "auto"
+    lease_age_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no pool could be built from; raises `ConfigError`."""
@@ -88,6 +91,8 @@ class Settings:
             raise ConfigError(f"checksum must be a Checksum, not {self.checksum!r}")
         if self.backend not in _BACKENDS:
             raise ConfigError(f"backend must be one of {', '.join(_BACKENDS)}, not {self.backend!r}")
+        if self.lease_age_limit_s is not None:
+            _check_seconds("lease_age_limit_s", self.lease_age_limit_s)
 
 
 class SettingSource(StrEnum):
@@ -240,8 +245,15 @@ def _check_whole(key: str, value: object, *, allowed: range) -> None:
         raise ConfigError(f"{key} must be between {allowed.start} and {allowed.stop - 1}, not {value}")
 
 
+def _check_seconds(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
+
+
 _KEYS: Final = tuple(field.name for field in fields(Settings))
-_NUMBERS: Final[Mapping[str, Callable[[str], object]]] = {"gpu_blocks": int, "cpu_blocks": int, "watermark": float}
+_NUMBERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "gpu_blocks": int, "cpu_blocks": int, "watermark": float, "lease_age_limit_s": float,
+}  # fmt: skip
 _CONVERTERS: Final[Mapping[str, Callable[[object], object]]] = {
     "cpu_bytes": _read_size,
     "store_policy": partial(_read_member, of=StorePolicy, key="store_policy"),

@@ -86,7 +86,14 @@ class KVRuntime:
         await Opening(backend, layout).run()
         outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
         loop = asyncio.get_running_loop()
-        offloader = Offloader(core, backend=backend, loop=loop, outlet=outlet, stats=Stats())
+        offloader = Offloader(
+            core,
+            backend=backend,
+            loop=loop,
+            outlet=outlet,
+            stats=Stats(),
+            lease_age_limit_s=self._config.lease_age_limit_s,
+        )
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
@@ -243,8 +250,24 @@ class KVRuntime:
         return self._entered().core.snapshot()
 
     def audit(self) -> Audit:
-        """Who holds which pins and reservations, and which invariants are violated. Raises nothing of its own."""
-        return self._entered().core.audit()
+        """Who holds which pins and reservations since when, and which invariants are violated, in one hold of the loop.
+
+        Looks at every slot: `audit_sliced` lets the loop turn. Raises nothing of its own. Times are `time.monotonic()`.
+        """
+        offloader = self._entered()
+        return offloader.core.audit(offloader.clock.read())
+
+    async def audit_sliced(self) -> Audit:
+        """`audit`, a slice a turn, while requests go on: what `aiokv.core.audit_run` says of the answer holds.
+
+        In short: whatever it reports was so at one moment, what was wrong all the while is reported, holders and claims
+        are those of the end. May be cancelled, and asked for several times at once.
+        """
+        offloader = self._entered()
+        with offloader.core.audit_in_slices(clock=offloader.clock.read()) as run:
+            while run.run_slice():  # noqa: ASYNC110  # a slice a turn
+                await asyncio.sleep(0)
+            return run.result
 
     def progress(self) -> None:
         """Carry out what the core wants done, after its `placement` was used by hand."""

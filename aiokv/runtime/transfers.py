@@ -125,7 +125,8 @@ class TransferRunner:
 
     def enqueue(self, transfer: Transfer) -> None:
         """Submit now, or as soon as the stream has room."""
-        self._queues[transfer.direction].append((transfer, time.monotonic()))
+        transfer.since = time.monotonic()
+        self._queues[transfer.direction].append((transfer, transfer.since))
         self._stats.queued_blocks[transfer.direction] += len(transfer)
         self._submit_queued(transfer.direction)
 

@@ -91,6 +91,7 @@ def test_doctor_reads_the_configuration(
         "checksum": "off",
         "watermark": 0.5,
         "backend": "host",
+        "lease_age_limit_s": None,
     }
     assert report["sources"]["cpu_bytes"] == "argument"
     assert report["sources"]["watermark"] == "environment"

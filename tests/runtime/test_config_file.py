@@ -47,6 +47,7 @@ def test_argument_beats_environment_beats_file(tmp_path: Path) -> None:
         "checksum": SettingSource.DEFAULT,
         "watermark": SettingSource.ENVIRONMENT,
         "backend": SettingSource.FILE,
+        "lease_age_limit_s": SettingSource.DEFAULT,
     }
 
 
@@ -54,7 +55,7 @@ def test_every_setting_is_read_from_every_layer(tmp_path: Path) -> None:
     file = write(
         tmp_path,
         'gpu_blocks = 64\ncpu_bytes = "8GiB"\nstore_policy = "lazy"\nwatermark = 0.1\n'
-        'checksum = "full"\nbackend = "host"',
+        'checksum = "full"\nbackend = "host"\nlease_age_limit_s = 90',
     )
     environ = {
         "AIOKV_GPU_BLOCKS": "64",
@@ -63,6 +64,7 @@ def test_every_setting_is_read_from_every_layer(tmp_path: Path) -> None:
         "AIOKV_WATERMARK": "0.1",
         "AIOKV_CHECKSUM": "full",
         "AIOKV_BACKEND": "host",
+        "AIOKV_LEASE_AGE_LIMIT_S": "90",
     }
     arguments = {
         "gpu_blocks": 64,
@@ -71,6 +73,7 @@ def test_every_setting_is_read_from_every_layer(tmp_path: Path) -> None:
         "watermark": 0.1,
         "checksum": Checksum.FULL,
         "backend": "host",
+        "lease_age_limit_s": 90,
     }
     expected = Settings(
         gpu_blocks=64,
@@ -79,6 +82,7 @@ def test_every_setting_is_read_from_every_layer(tmp_path: Path) -> None:
         watermark=0.1,
         checksum=Checksum.FULL,
         backend="host",
+        lease_age_limit_s=90,
     )
     assert load_settings(file=file, environ={}, arguments={}) == expected
     assert load_settings(file=None, environ=environ, arguments={}) == expected
@@ -152,6 +156,11 @@ def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() 
         ("watermark = nan", "watermark must be at least 0 and less than 1"),
         ('watermark = "0.1"', "watermark must be a number"),
         ("watermark = true", "watermark must be a number"),
+        ("lease_age_limit_s = 0", "lease_age_limit_s must be a number of seconds, more than zero"),
+        ("lease_age_limit_s = inf", "lease_age_limit_s must be a number of seconds"),
+        ("lease_age_limit_s = nan", "lease_age_limit_s must be a number of seconds"),
+        ('lease_age_limit_s = "90"', "lease_age_limit_s must be a number of seconds"),
+        ("lease_age_limit_s = true", "lease_age_limit_s must be a number of seconds"),
         ('backend = "gpu"', "backend must be one of auto, cuda, host, not 'gpu'"),
         ("backend = 1", "backend must be one of"),
         ("gpu_blocks = [1]", "gpu_blocks must be a whole number"),
