@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
+from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition
 from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -106,7 +107,7 @@ class HintRecord:
 class HintTable:
     """All hints that hold something or may come to."""
 
-    __slots__ = ("_clock", "_hit_at", "_next_id", "cleared", "due", "held", "live", "tenants", "wanted")
+    __slots__ = ("_clock", "_hit_at", "_next_id", "cleared", "due", "held", "live", "tenants", "wanted", "watchers")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._next_id = 1
@@ -121,6 +122,8 @@ class HintTable:
         self.held = {Tier.GPU: HeldSlots(gpu_slots), Tier.CPU: HeldSlots(cpu_slots)}
         self.tenants: dict[tuple[str, Tier], SlotCounts] = {}
         self.wanted: dict[tuple[Tier, int], dict[int, dict[int, HintRecord]]] = {}
+        self.watchers: list[ChangedHolders] = []
+        """Whoever wants to know which hints hold other slots than before."""
 
     def __len__(self) -> int:
         return len(self.live)
@@ -182,6 +185,7 @@ class HintTable:
     def forget(self, record: HintRecord) -> None:
         """It neither holds nor waits for anything any more."""
         self.stop_waiting(record)
+        self._note(record)
         self.live.pop(record.hint_id, None)
         self.cleared.pop(record.hint_id, None)
         self.due.pop(record.hint_id, None)
@@ -198,8 +202,9 @@ class HintTable:
     # What is waited for.
 
     def wait_for(self, record: HintRecord, wanted: tuple[WantedBlock, ...]) -> None:
-        """Look at this record again once one of these blocks is resident in its tier."""
+        """What it holds has changed: look at it again once one of these blocks is resident in its tier."""
         self.stop_waiting(record)
+        self._note(record)
         record.wanted = wanted
         for block in wanted:
             by_word = self.wanted.setdefault((record.tier, block.group), {})
@@ -263,6 +268,10 @@ class HintTable:
             if not _is_count_of(used, [r for r in self.live.values() if (r.tenant, r.tier) == (tenant, tier)]):
                 found.append(f"what tenant {tenant!r} holds in the {tier.value} tier is counted wrong")
         return found
+
+    def _note(self, record: HintRecord) -> None:
+        for changed in self.watchers:
+            changed.add(record.hint_id)
 
     def _give_quota(self, key: tuple[str, Tier], slots: SlotArray, *times: NDArray[np.int32]) -> None:
         used = self.tenants[key]

@@ -76,6 +76,10 @@ class Hints:
         """Whether nothing is left that a reset has cleared, and no hint is to be looked at again."""
         return not self._is_working and not self._world.hints.is_due
 
+    def check_invariants(self) -> list[str]:
+        """Violations of the books of hints, in words. Recounts all slots that are held: for tests."""
+        return self._world.hints.check_invariants()
+
     def live(self) -> tuple[HintRecord, ...]:
         """All hints that are held, the one whose owner spoke last at the end."""
         return tuple(self._world.hints.live.values())

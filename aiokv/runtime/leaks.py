@@ -88,7 +88,7 @@ class LeakBox:
 
 
 def warn_later(loop: asyncio.AbstractEventLoop, name: str) -> None:
-    """Warn in a turn of its own that `name` was dropped; a warning made an error then stops nothing half-way."""
+    """Warn of a leak in a turn of its own: a warning that is made an error must break nobody else's step."""
 
     def warn() -> None:
         warnings.warn(f"{name} was garbage collected without release()", ResourceWarning, stacklevel=2)

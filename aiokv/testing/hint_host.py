@@ -90,6 +90,8 @@ class HintHost(CopyHost):
             elif self.cache.hints.is_settled:
                 require(not len(hint.record.slots), "a revoked hint has slots")
         self._check_quotas()
+        wrong = self.cache.hints.check_invariants()
+        require(not wrong, "the books of hints are wrong", wrong)
 
     def tear_down(self) -> None:
         """Requests and copies end, one request takes the whole pool from the hints, then those end (invariant 12)."""
