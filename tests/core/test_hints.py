@@ -430,6 +430,22 @@ def test_a_block_that_was_lost_in_a_copy_is_let_go() -> None:
     end(h, hint)
 
 
+def test_a_block_whose_bytes_have_rotted_is_let_go() -> None:
+    """It has no key any more; its slot is free once the hint and its last reader are done."""
+    h = host(cpu=20)
+    h.place(0, range(4), tier=CPU)
+    hint = keep(h, 16, tier=CPU)
+    record = h.admit(0, 17)
+    h.submit_all()
+    h.report(h.running[0], 0, outcome=Outcome.CORRUPT, corrupt=(1,))
+    h.run_slices()
+    h.check()
+    assert (hint.length, len(hint.slots), hint.is_whole) == (4, 1, False)
+    assert h.counts(CPU).reserved == 0
+    h.release(record)
+    end(h, hint)
+
+
 def test_the_cpu_tier_stores_around_what_is_kept() -> None:
     """A store never revokes: it is skipped and counted."""
     h = host(cpu=6)
@@ -479,6 +495,25 @@ def test_the_audit_names_each_hint_with_its_tenant_and_blocks() -> None:
     assert h.cache.hints.find(hint.hint_id) is hint
     assert h.cache.hints.live() == (hint, shared)
     end(h, hint, shared)
+
+
+def test_an_audit_in_slices_follows_hints_that_change_meanwhile() -> None:
+    h = host()
+    h.place(0, range(4), tier=GPU)
+    h.place(1, range(4), tier=GPU)
+    hints = [keep(h, 16), keep(h, 8, tenant="b"), keep(h, 4, tenant="c")]
+    with h.cache.audit_in_slices(slice_slots=2) as run:
+        assert run.run_slice()
+        h.cache.hints.update(hints[0], h.keys(1, 12))
+        h.cache.hints.release(hints[1])
+        h.cache.hints.revoke(hints[2])
+        hints.append(keep(h, 16, tenant="d"))
+        while run.run_slice():
+            pass
+    assert run.result.violations == ()
+    assert {(view.tenant, view.blocks) for view in run.result.hints} == {("a", 3), ("d", 4)}
+    assert sum(pin.blocks for pin in run.result.pins) == 7
+    end(h, *hints)
 
 
 def test_hints_are_part_of_the_snapshot() -> None:
