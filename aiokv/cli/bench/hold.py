@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, final
 
 from aiokv import run
@@ -66,23 +67,20 @@ class HoldMeter:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Time what the runtime asks this loop to call."""
-        for name in ("call_soon", "call_later", "add_reader"):
-            setattr(loop, name, self._watching(getattr(loop, name)))
+        for name, place in (("call_soon", 0), ("call_later", 1), ("add_reader", 1)):
+            setattr(loop, name, self._watching(getattr(loop, name), place=place))
 
-    def _watching(self, register: Callable[..., Any]) -> Callable[..., Any]:
+    def _watching(self, register: Callable[..., Any], *, place: int) -> Callable[..., Any]:
+        """The method `register` of a loop, which takes a callback as its argument number `place`."""
+
         def registered(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # whatever the loop takes and gives
-            return register(*map(self._timed, args), **kwargs)
+            return register(*args[:place], self._timed(args[place]), *args[place + 1 :], **kwargs)
 
         return registered
 
-    def _timed(self, argument: Any) -> Any:  # noqa: ANN401  # a callback, or one of its arguments
-        if not callable(argument) or not str(getattr(argument, "__module__", "")).startswith(_RUNTIME):
-            return argument
-
-        def timed(*args: object) -> None:
-            self.call(argument, *args)
-
-        return timed
+    def _timed(self, callback: Callable[..., object]) -> Callable[..., object]:
+        module = str(getattr(callback, "__module__", ""))  # those of tasks have none
+        return partial(self.call, callback) if module.startswith(_RUNTIME) else callback
 
     def _note(self, seconds: float) -> None:
         self.steps += 1
