@@ -29,6 +29,8 @@ TICK_COMPLETIONS: Final = 32
 _STEP_S: Final = 100e-6
 _FAST_STEPS: Final = 10
 _LONGEST_STEP_S: Final = 2e-3
+_MOST_DOUBLINGS: Final = 5
+"""More of them reach no longer step, and after a thousand no float: a copy may be stuck for hours."""
 _SHORTEST_ETA_S: Final = 20e-6
 _LONGEST_ETA_S: Final = 50e-3
 """However long a copy should take, its event is asked that often: an estimate may be wrong."""
@@ -149,7 +151,8 @@ class Bridge:
             return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
         if self._misses <= _FAST_STEPS:
             return _STEP_S
-        return float(min(_STEP_S * 2.0 ** (self._misses - _FAST_STEPS), _LONGEST_STEP_S))
+        doublings = min(self._misses - _FAST_STEPS, _MOST_DOUBLINGS)
+        return float(min(_STEP_S * 2.0**doublings, _LONGEST_STEP_S))
 
     def _arm(self, delay_s: float) -> None:
         """Look again in `delay_s` at the latest: an earlier alarm, for the other stream, stays."""

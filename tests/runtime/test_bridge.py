@@ -107,6 +107,16 @@ async def until_ticks(scene: Scene, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_head_that_was_pending_for_thousands_of_looks_is_still_seen_to_end(scene: Scene) -> None:
+    event = scene.watch()
+    for _ in range(3000):
+        scene.bridge.ring()
+        await turns()
+    event.status = EventStatus.DONE
+    await silence()  # nobody rings any more: the timer must have been set again
+    assert scene.ended == [(event, EventStatus.DONE, "")]
+
+
 async def test_the_next_head_is_asked_when_the_first_has_ended(scene: Scene) -> None:
     first, second = scene.watch(), scene.watch()
     await until_ticks(scene, 3)

@@ -32,13 +32,15 @@ _RUNTIME: Final = "aiokv.runtime."
 class HoldMeter:
     """Times steps of one thread."""
 
-    __slots__ = ("_counts", "_excluded", "longest_s", "steps")
+    __slots__ = ("_counts", "_excluded", "longest_s", "longest_step", "steps")
 
     def __init__(self) -> None:
         self._counts = [0] * _BUCKETS
         self._excluded = 0.0
         self.steps = 0
         self.longest_s = 0.0
+        self.longest_step = ""
+        """What the longest step was."""
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call and time it."""
@@ -46,7 +48,7 @@ class HoldMeter:
         try:
             return function(*args, **kwargs)
         finally:
-            self._note(time.thread_time() - started - (self._excluded - excluded))
+            self._note(time.thread_time() - started - (self._excluded - excluded), function)
 
     def exclude(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it as a part of some step, whose time it does not count to."""
@@ -54,7 +56,11 @@ class HoldMeter:
         try:
             return function(*args, **kwargs)
         finally:
-            self._excluded += time.thread_time() - started
+            self.exclude_s(time.thread_time() - started)
+
+    def exclude_s(self, seconds: float) -> None:
+        """So much of the step that is being timed is not aiokv's doing."""
+        self._excluded += seconds
 
     def percentile_s(self, fraction: float) -> float:
         """No more than this for `fraction` of all steps; 0.0 before the first."""
@@ -82,9 +88,11 @@ class HoldMeter:
         module = str(getattr(callback, "__module__", ""))  # those of tasks have none
         return partial(self.call, callback) if module.startswith(_RUNTIME) else callback
 
-    def _note(self, seconds: float) -> None:
+    def _note(self, seconds: float, step: Callable[..., object]) -> None:  # noqa: PLR0917  # a step of so many seconds
         self.steps += 1
-        self.longest_s = max(self.longest_s, seconds)
+        if seconds > self.longest_s:
+            self.longest_s = seconds
+            self.longest_step = _name_of(step)
         bucket = math.ceil(math.log(max(seconds, _LEAST_S) / _LEAST_S, _GROWTH))
         self._counts[min(bucket, _BUCKETS - 1)] += 1
 
@@ -138,3 +146,9 @@ def run_metered(main: Callable[[], Coroutine[Any, Any, T]], *, meter: HoldMeter)
         return await main()
 
     return run(watched)
+
+
+def _name_of(step: Callable[..., object]) -> str:
+    """A method by its class, a stretch of a coroutine by the coroutine's name."""
+    owner = getattr(step, "__self__", None)
+    return str(getattr(owner, "__qualname__", getattr(step, "__qualname__", type(step).__name__)))

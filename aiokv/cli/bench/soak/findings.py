@@ -8,13 +8,14 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from aiokv import Direction, KVRuntime, Outcome, Tier
+from aiokv.cli.bench.collector import GarbagePauses
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.memory import MemoryTrend
 from aiokv.cli.bench.soak.settings import SoakSettings
 from aiokv.core.counters import Closing
 from aiokv.testing import InjectedFaults
 
-__all__ = ["complaints_about", "core_figures", "end_figures", "find_violations", "measured_figures", "pools_conserved"]
+__all__ = ["complaints_about", "core_figures", "end_figures", "fault_figures", "find_violations", "measured_figures", "pools_conserved"]
 
 ZEROS: Final = (
     "leases", "pins", "reservations", "orphans", "violations", "corrupt", "errors", "hung", "leaked",
@@ -70,17 +71,22 @@ def core_figures(kv: KVRuntime) -> dict[str, int]:
     }
 
 
-def measured_figures(meter: HoldMeter, *, memory: MemoryTrend, injected: InjectedFaults) -> dict[str, float]:
-    """Times in milliseconds, memory in MiB and percent."""
+def fault_figures(injected: InjectedFaults) -> dict[str, int]:
+    """Copies that were spoilt on purpose."""
+    return {"copies_failed": injected.failed, "copies_refused": injected.refused, "copies_late": injected.late}
+
+
+def measured_figures(meter: HoldMeter, *, memory: MemoryTrend, pauses: GarbagePauses) -> dict[str, object]:
+    """Times in milliseconds of CPU, memory in MiB and percent."""
     return {
-        "copies_failed": injected.failed,
-        "copies_refused": injected.refused,
-        "copies_late": injected.late,
         "steps": meter.steps,
         "hold_ms_p50": round(1e3 * meter.percentile_s(0.5), 4),
         "hold_ms_p99": round(1e3 * meter.percentile_s(0.99), 4),
         "hold_ms_p999": round(1e3 * meter.percentile_s(0.999), 4),
         "hold_ms_max": round(1e3 * meter.longest_s, 4),
+        "hold_longest_step": meter.longest_step,
+        "gc_pauses": pauses.count,
+        "gc_ms_max": round(1e3 * pauses.longest_s, 4),
         "rss_mib": round(memory.mean_bytes / 2**20, 1),
         "rss_slope_percent": round(memory.slope_percent, 3),
     }

@@ -8,7 +8,6 @@ what the storm has left in the cache is compared like everything before.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from typing import Any, Final, final
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv.backends.host import HostBackend, HostFaults, Stall
+from aiokv.cli.bench.collector import GarbagePauses, frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
@@ -96,15 +96,13 @@ class _Run:
             world = World(kv=kv, memory=self._memory, meter=self._meter, tenants=tenants_of(self._settings.seed))
             asyncio.get_running_loop().set_exception_handler(partial(_note_context, world))
             clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
-            gc.collect()
-            gc.freeze()
             try:
-                await self._load(world, clients)
-                self._backend.heal()
-                await self._harvest(world, clients)
-                return await self._settled_figures(world)
+                with frozen_garbage(self._meter) as pauses:
+                    await self._load(world, clients)
+                    self._backend.heal()
+                    await self._harvest(world, clients)
+                    return await self._settled_figures(world, pauses)
             finally:
-                gc.unfreeze()
                 self._stall.release.set()
 
     async def _load(self, world: World, clients: Sequence[Client]) -> None:
@@ -162,7 +160,7 @@ class _Run:
             hit = lease.delivered
             world.seen[f"harvested_{tier.value}_tokens"] += hit.gpu_tokens if tier is Tier.GPU else hit.cpu_tokens
 
-    async def _settled_figures(self, world: World) -> dict[str, Any]:
+    async def _settled_figures(self, world: World, pauses: GarbagePauses) -> dict[str, Any]:  # noqa: PLR0917
         kv = world.kv
         world.seen["drained"] += await _within_grace(kv.drain())
         world.note_violations(findings.find_violations(kv))
@@ -181,7 +179,8 @@ class _Run:
             **{name: world.seen[name] for name in ("violations", "corrupt", "errors", "hung")},
             "pools_conserved": findings.pools_conserved(kv),
             "whole_pool": whole_pool,
-            **findings.measured_figures(self._meter, memory=self._trend, injected=self._backend.injected),
+            **findings.fault_figures(self._backend.injected),
+            **findings.measured_figures(self._meter, memory=self._trend, pauses=pauses),
             **{name: world.seen[name] for name in sorted({*names, *world.seen} - held.keys() - counted.keys())},
             **counted,
             "notes": world.notes,
