@@ -2,7 +2,7 @@
 
 `command.py` the options · `runner.py` the run from opening to verdict · `world.py` what all clients share · `client.py`
 requests one after the other, and how each is ended from outside · `session.py` what a request does with its lease ·
-`backend.py` memory that is poisoned before it is copied to · `findings.py` what was counted, and what it must be.
+`findings.py` what was counted, and what it must be.
 """
 
 from aiokv.cli.bench.soak.command import register

@@ -52,7 +52,7 @@ def _soak(
     Many clients of several tenants talk at once over pools that are far too small, and compare every block they are
     given, byte for byte, with what it must hold. At the end nothing may be held, orphaned, violated or corrupt. From 30
     seconds on also: everything in the mix has happened, and memory after the warm-up third grows by less than 2 %.
-    Garbage collection is this command's: it freezes what exists when the load begins, and then runs as usual.
+    Garbage collection is this command's: it freezes what exists when the load begins, and collects once a second.
     """
     from aiokv.cli.bench.report import conclude
     from aiokv.cli.bench.soak.runner import soak

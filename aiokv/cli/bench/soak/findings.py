@@ -15,7 +15,15 @@ from aiokv.cli.bench.soak.settings import SoakSettings
 from aiokv.core.counters import Closing
 from aiokv.testing import InjectedFaults
 
-__all__ = ["complaints_about", "core_figures", "end_figures", "fault_figures", "find_violations", "measured_figures", "pools_conserved"]
+__all__ = [
+    "complaints_about",
+    "core_figures",
+    "end_figures",
+    "fault_figures",
+    "find_violations",
+    "measured_figures",
+    "pools_conserved",
+]
 
 ZEROS: Final = (
     "leases", "pins", "reservations", "orphans", "violations", "corrupt", "errors", "hung", "leaked",

@@ -22,7 +22,7 @@ from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.soak import findings
-from aiokv.cli.bench.soak.backend import PoisoningBackend
+from aiokv.cli.bench.passing import PoisoningBackend
 from aiokv.cli.bench.soak.client import Client
 from aiokv.cli.bench.soak.session import Session
 from aiokv.cli.bench.soak.settings import BLOCK, GEOMETRY, Sabotage, SoakSettings
@@ -98,16 +98,17 @@ class _Run:
             clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
             try:
                 with frozen_garbage(self._meter) as pauses:
-                    await self._load(world, clients)
+                    await self._load(world, clients, pauses=pauses)
                     self._backend.heal()
                     await self._harvest(world, clients)
                     return await self._settled_figures(world, pauses)
             finally:
                 self._stall.release.set()
 
-    async def _load(self, world: World, clients: Sequence[Client]) -> None:
+    async def _load(self, world: World, clients: Sequence[Client], *, pauses: GarbagePauses) -> None:  # noqa: PLR0917
         """The storm itself."""
-        helpers = [asyncio.create_task(step) for step in (self._watch(world), self._reset_now_and_then(world))]
+        watch = self._watch(world, pauses=pauses)
+        helpers = [asyncio.create_task(step) for step in (watch, self._reset_now_and_then(world))]
         running = [asyncio.create_task(client.run()) for client in clients]
         if self._settings.sabotage is Sabotage.LEASE:
             self._kept.append(await world.kv.acquire("never given back", range(BLOCK)))
@@ -121,15 +122,16 @@ class _Run:
             if isinstance(ended, Exception):
                 world.note_error(ended)
 
-    async def _watch(self, world: World) -> None:
+    async def _watch(self, world: World, *, pauses: GarbagePauses) -> None:
         """Samples memory, and audits while everything runs."""
         loop = asyncio.get_running_loop()
         began, count = loop.time(), 0
         while True:
-            self._trend.sample(loop.time() - began)
             if count % _SAMPLES_PER_AUDIT == 0:
+                pauses.collect()
                 world.seen["audits"] += 1
                 world.note_violations(findings.find_violations(world.kv))
+            self._trend.sample(loop.time() - began)
             self._on_time(loop.time() - began)
             count += 1
             await asyncio.sleep(_SAMPLE_S)
