@@ -1,7 +1,8 @@
 """The `aiokv` command.
 
-`doctor` and `bench` are built in; commands of integrations come from entry points (see `aiokv.cli.plugins`). Errors of aiokv end as
-one line on stderr: status 2 if the caller must change something, else 1. `AIOKV_DEBUG=1` shows the traceback instead.
+`doctor` and `bench` are built in; commands of integrations come from entry points (see `aiokv.cli.plugins`). Errors of
+aiokv end as one line on stderr: status 2 if the caller must change something, else 1. `AIOKV_DEBUG=1` shows the
+traceback instead.
 """
 
 from __future__ import annotations

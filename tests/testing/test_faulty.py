@@ -111,7 +111,12 @@ def test_after_healing_every_copy_goes_well() -> None:
 @pytest.mark.parametrize("fractions", [{"fail": -0.1}, {"late": 1.5}, {"refuse": True}, {"fail": 0.6, "late": 0.6}])
 def test_fractions_are_checked(fractions: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        FaultyBackend(FakeBackend(), **fractions)
+        FaultyBackend(
+            FakeBackend(),
+            fail=fractions.get("fail", 0.0),
+            refuse=fractions.get("refuse", 0.0),
+            late=fractions.get("late", 0.0),
+        )
 
 
 async def test_a_runtime_on_it_plans_again_and_keeps_nothing() -> None:

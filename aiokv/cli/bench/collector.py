@@ -36,7 +36,7 @@ class GarbagePauses:
         """Collect everything now."""
         gc.collect()
 
-    def note(self, phase: str, _info: dict[str, int]) -> None:  # noqa: PLR0917  # the interpreter calls it
+    def note(self, phase: str, _info: dict[str, int]) -> None:  # the interpreter calls it
         """One collection begins or ends."""
         if phase == _START:
             self._started = time.thread_time()

@@ -2,8 +2,8 @@
 
 A step is one synchronous public call, one stretch of a public coroutine between two suspensions, or one callback that
 the runtime left with the loop (a tick of the bridge, a slice of work, an attempt for the head of the queue). What the
-host does in between, computing and comparing bytes, is no part of it. Steps are counted in buckets that are 2 % wide, so
-that a long run needs no more memory than a short one.
+host does in between, computing and comparing bytes, is no part of it. Steps are counted in buckets that are 2 % wide,
+so that a long run needs no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class HoldMeter:
         module = str(getattr(callback, "__module__", ""))  # those of tasks have none
         return partial(self.call, callback) if module.startswith(_RUNTIME) else callback
 
-    def _note(self, seconds: float, step: Callable[..., object]) -> None:  # noqa: PLR0917  # a step of so many seconds
+    def _note(self, seconds: float, step: Callable[..., object]) -> None:  # a step of so many seconds
         self.steps += 1
         if seconds > self.longest_s:
             self.longest_s = seconds
@@ -103,7 +103,7 @@ class Metered(Coroutine[Any, Any, T]):
 
     __slots__ = ("_coroutine", "_meter")
 
-    def __init__(self, meter: HoldMeter, coroutine: Coroutine[Any, Any, T]) -> None:  # noqa: PLR0917
+    def __init__(self, meter: HoldMeter, coroutine: Coroutine[Any, Any, T]) -> None:
         self._meter = meter
         self._coroutine = coroutine
 

@@ -1,6 +1,6 @@
-"""The KV memory of a model that computes nothing: every byte follows from the tokens before it, so any byte can be judged.
+"""The KV memory of a model that computes nothing: every byte follows from the tokens before it and can be judged.
 
-The word a token leaves in a layer depends on the tenant, on all tokens up to and including it, on group, layer and place,
+What a token leaves in a layer depends on the tenant, on all tokens up to and including it, on group, layer and place,
 as in a real model; and not on any hash of aiokv. Tokens are written one by one, so half filled and edited blocks are
 real too. Whatever is reserved is poisoned before it is computed: old bytes of the same content cannot look right.
 """
@@ -37,7 +37,7 @@ class Verdict:
     wrong: int
 
 
-def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:  # noqa: PLR0917  # "of tenant's tokens"
+def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:  # "of tenant's tokens"
     """The word of each token. A polynomial in the tokens before it, modulo 2**64, so that it takes no loop."""
     tokens = _mixed(np.asarray(token_ids, np.uint64) ^ _mixed(np.full(1, tenant, np.uint64)))
     powers, inverses = _powers(_FACTOR, len(tokens)), _powers(_INVERSE, len(tokens))
@@ -46,7 +46,7 @@ def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:  # noqa: PLR0917  
 
 @final
 class KvBytes:
-    """The GPU tensors of all groups, one block `token_words` words a token and plane. The first layer keeps K and V outermost."""
+    """The GPU tensors of all groups: two layers each, `token_words` words a token; the first has K and V outermost."""
 
     __slots__ = ("_block", "_planes", "arenas", "geometry")
 
@@ -60,7 +60,7 @@ class KvBytes:
         """As `KVRuntime` takes them."""
         self._planes = {name: (pairs[name][0], pairs[name][1], singles[name]) for name in pairs}
 
-    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:  # noqa: PLR0917  # group and its table
+    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:  # group and its table
         """Compute tokens `[start, stop)`; returns how many of them have no block to be written to."""
         tokens, slots = self._places(table, start=start, stop=stop)
         has_slot = slots != NULL_SLOT
@@ -69,19 +69,19 @@ class KvBytes:
             memory[slots, tokens % self._block] = self._expected(group, plane, codes=codes[tokens])
         return stop - start - len(tokens)
 
-    def poison(self, group: str, table: _Table, *, start: int, stop: int) -> None:  # noqa: PLR0917
+    def poison(self, group: str, table: _Table, *, start: int, stop: int) -> None:
         """Spoil the places of tokens `[start, stop)`, as far as they have a block."""
         tokens, slots = self._places(table, start=start, stop=stop)
         has_slot = slots != NULL_SLOT
         for memory in self._planes[group]:
             memory[slots[has_slot], tokens[has_slot] % self._block] = _POISON
 
-    def poison_slots(self, group: str, slots: NDArray[np.int32]) -> None:  # noqa: PLR0917
+    def poison_slots(self, group: str, slots: NDArray[np.int32]) -> None:
         """Spoil whole blocks."""
         for memory in self._planes[group]:
             memory[slots] = _POISON
 
-    def compare(self, group: GroupSpec, table: _Table, *, codes: Codes, length: int) -> Verdict:  # noqa: PLR0917
+    def compare(self, group: GroupSpec, table: _Table, *, codes: Codes, length: int) -> Verdict:
         """Every block of the table that holds tokens before `length`; one that the next query reads must be there."""
         tokens, slots = self._places(table, start=0, stop=length)
         missing = (slots == NULL_SLOT) & (tokens >= first_token_read(group, length=length))
@@ -99,7 +99,7 @@ class KvBytes:
         tokens = np.arange(start, stop, dtype=np.int64)
         return tokens, np.asarray(table, np.int32)[tokens // self._block]
 
-    def _expected(self, group: str, plane: int, *, codes: Codes) -> _Words:  # noqa: PLR0917
+    def _expected(self, group: str, plane: int, *, codes: Codes) -> _Words:
         memory = self._planes[group][plane]
         index = self.geometry.group_index(group) * len(self._planes[group]) + plane
         words = _mixed(np.arange(1, memory.shape[2] + 1, dtype=np.uint64)) | np.uint64(1)
@@ -119,7 +119,7 @@ def first_token_read(group: GroupSpec, *, length: int) -> int:
             raise ValueError(f"group {group.name!r} keeps no KV by position")
 
 
-def _powers(base: int, count: int) -> _Words:  # noqa: PLR0917  # "base to the count"
+def _powers(base: int, count: int) -> _Words:  # "base to the count"
     powers = np.full(count, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)

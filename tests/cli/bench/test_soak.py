@@ -67,7 +67,7 @@ def test_people_get_a_table_and_the_complaints_on_stderr(capsys: pytest.CaptureF
 def figures(**changed: object) -> dict[str, object]:
     from aiokv.cli.bench.soak.findings import MIX
 
-    well = {name: 1 for name in MIX} | dict.fromkeys(ZEROS, 0)
+    well = dict.fromkeys(MIX, 1) | dict.fromkeys(ZEROS, 0)
     return well | {"pools_conserved": True, "whole_pool": True, "rss_slope_percent": 0.5} | changed
 
 

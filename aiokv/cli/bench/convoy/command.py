@@ -36,8 +36,8 @@ def _convoy(
     """Let many clients ask at once for one prefix that lies in the CPU tier, each with a question of its own.
 
     One client alone is timed first, then all at once, then all at once with the first one cancelled while its copy
-    runs. Exits 0 only if each block was copied exactly once, every client was given the whole prefix, byte for byte, and
-    its tokens were attributed to the CPU tier. Times are reported, not judged.
+    runs. Exits 0 only if each block was copied exactly once, every client was given the whole prefix, byte for byte,
+    and its tokens were attributed to the CPU tier. Times are reported, not judged.
     """
     from aiokv.cli.bench.convoy.runner import convoy
     from aiokv.cli.bench.report import conclude

@@ -1,4 +1,4 @@
-"""One round: the prefix lies in the CPU tier alone, then clients ask for it, and all hold what they got until all have it."""
+"""One round: the prefix lies in the CPU tier alone, clients ask for it, and hold what they got until all have it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Rounds:
             first = asyncio.create_task(self._ask(leader, began, tally=Tally()))
             await self._until_copying()
             asking = [asyncio.create_task(self._ask(prompt, began, tally=tally)) for prompt in others]
-            while self._kv.core.live_leases < clients:
+            while self._kv.core.live_leases < clients:  # noqa: ASYNC110  # nobody tells when
                 await asyncio.sleep(0)
             first.cancel()
             with suppress(asyncio.CancelledError):
@@ -114,7 +114,7 @@ class Rounds:
         await self._note_copies(tally, before=before)
 
     async def _until_copying(self) -> None:
-        while not self._backend.batches:
+        while not self._backend.batches:  # noqa: ASYNC110  # nobody tells when
             await asyncio.sleep(0)
 
     async def _empty_the_gpu_tier(self) -> None:
@@ -128,7 +128,7 @@ class Rounds:
         """The prefix and one client's question."""
         return self._prefix + [_VOCABULARY + number] * BLOCK
 
-    async def _ask(self, prompt: list[int] | BlockKeys, began: float, *, tally: Tally) -> Lease:  # noqa: PLR0917
+    async def _ask(self, prompt: list[int] | BlockKeys, began: float, *, tally: Tally) -> Lease:
         lease = await self._kv.acquire("client", prompt)
         tally.seconds.append(time.perf_counter() - began)
         return lease

@@ -79,7 +79,7 @@ class _Ways:
         return {way.name: getattr(self, way.name) for way in fields(self)}
 
 
-async def _all_ways(rounds: Rounds, settings: ConvoySettings, *, ways: _Ways, step: Callable[[], None]) -> None:  # noqa: PLR0917
+async def _all_ways(rounds: Rounds, settings: ConvoySettings, *, ways: _Ways, step: Callable[[], None]) -> None:
     for way in (
         partial(rounds.crowd, 1, tally=ways.alone),
         partial(rounds.prepared_crowd, 1, tally=ways.alone_prepared),
@@ -147,7 +147,7 @@ def complaints_about(figures: Mapping[str, Any], *, settings: ConvoySettings) ->
     )
 
 
-def _all_from_cpu(prompts: int, settings: ConvoySettings) -> dict[str, int]:  # noqa: PLR0917
+def _all_from_cpu(prompts: int, settings: ConvoySettings) -> dict[str, int]:
     """The prefix of every prompt came from the CPU tier, also for those that joined; its question was computed."""
     block = GEOMETRY.hash_block_size
     cpu, compute = prompts * settings.blocks * block, prompts * block

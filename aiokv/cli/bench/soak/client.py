@@ -77,7 +77,7 @@ class Client:
         except Exception as error:  # counted and told: the run goes on and fails at its end
             self._world.note_error(error)
 
-    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:  # noqa: PLR0917  # a way and what it ends
+    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:  # a way and what it ends
         """Run the request; within a random number of turns or milliseconds it is ended in one of the ways."""
         if mood == "scope":
             with anyio.CancelScope() as scope:
@@ -135,7 +135,7 @@ class Client:
             await asyncio.sleep(self._random.random() * 0.004)
 
     @asynccontextmanager
-    async def _leased(self, name: str, prompt: list[int]) -> AsyncIterator[Session]:  # noqa: PLR0917
+    async def _leased(self, name: str, prompt: list[int]) -> AsyncIterator[Session]:
         """A lease, let in by one of the ways, given back by one of the ways."""
         drawn = self._random.random()
         if drawn < 0.4:
@@ -148,7 +148,7 @@ class Client:
             yield session
 
     @asynccontextmanager
-    async def _session(self, lease: Lease, prompt: list[int]) -> AsyncIterator[Session]:  # noqa: PLR0917
+    async def _session(self, lease: Lease, prompt: list[int]) -> AsyncIterator[Session]:
         """Gives back the lease that the session ends with: after a preemption it is another one."""
         session = Session(self._world, lease=lease, tenant=self._tenant, tokens=prompt, source=self._random)
         try:
@@ -159,19 +159,20 @@ class Client:
         self._world.call(self._random.choice((session.lease.finish, session.lease.finish, session.lease.release)))
 
     @asynccontextmanager
-    async def _acquired(self, name: str, prompt: list[int]) -> AsyncIterator[Lease]:  # noqa: PLR0917
-        call = self._world.kv.acquire(name, await self._known(prompt), timeout=self._patience(), **self._options())
+    async def _acquired(self, name: str, prompt: list[int]) -> AsyncIterator[Lease]:
+        options: RequestOptions = {**self._tenant.identity, **self._options()}
+        call = self._world.kv.acquire(name, prompt, timeout=self._patience(), **options)
         async with self._world.entered(call) as lease:
             yield lease
 
-    async def _admitted(self, name: str, prompt: list[int]) -> Lease:  # noqa: PLR0917
+    async def _admitted(self, name: str, prompt: list[int]) -> Lease:
         tokens = await self._known(prompt)
         call = self._world.kv.admit(name, tokens, timeout=self._patience(), **self._options())
         return await self._world.wait(call)
 
-    async def _polled(self, name: str, prompt: list[int]) -> Lease:  # noqa: PLR0917
+    async def _polled(self, name: str, prompt: list[int]) -> Lease:
         """As a scheduler does that asks at every step; in the end it gives up like one whose time has passed."""
-        keys = await self._world.wait(self._world.kv.prepare_keys(prompt, **self._identity()))
+        keys = await self._world.wait(self._world.kv.prepare_keys(prompt, **self._tenant.identity))
         options = self._options()
         for _ in range(_POLLS):
             lease = self._world.call(self._world.kv.try_acquire, name, keys, **options)
@@ -182,10 +183,7 @@ class Client:
         raise AcquireTimeout(name, timeout=_POLLS * 0.002)
 
     async def _known(self, prompt: list[int]) -> BlockKeys:
-        return await self._world.wait(self._world.kv.prepare_keys(prompt, **self._identity()))
-
-    def _identity(self) -> dict[str, Any]:
-        return {"salt": self._tenant.salt, "adapter": self._tenant.adapter}
+        return await self._world.wait(self._world.kv.prepare_keys(prompt, **self._tenant.identity))
 
     def _options(self) -> RequestOptions:
         return {

@@ -20,9 +20,9 @@ from aiokv.cli.bench.collector import GarbagePauses, frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
+from aiokv.cli.bench.passing import PoisoningBackend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.soak import findings
-from aiokv.cli.bench.passing import PoisoningBackend
 from aiokv.cli.bench.soak.client import Client
 from aiokv.cli.bench.soak.session import Session
 from aiokv.cli.bench.soak.settings import BLOCK, GEOMETRY, Sabotage, SoakSettings
@@ -39,7 +39,7 @@ _SAMPLE_S: Final = 0.25
 _SAMPLES_PER_AUDIT: Final = 4
 _RESET_PAUSE_S: Final = 0.7
 _CLIENT_GRACE_S: Final = 20.0
-_SETTLE_GRACE_S: Final = 10.0
+_SETTLE_GRACE_S: Final = 5.0
 _CORRUPT_EVERY: Final = 50
 _STUCK_COPY: Final = 100
 
@@ -105,7 +105,7 @@ class _Run:
             finally:
                 self._stall.release.set()
 
-    async def _load(self, world: World, clients: Sequence[Client], *, pauses: GarbagePauses) -> None:  # noqa: PLR0917
+    async def _load(self, world: World, clients: Sequence[Client], *, pauses: GarbagePauses) -> None:
         """The storm itself."""
         watch = self._watch(world, pauses=pauses)
         helpers = [asyncio.create_task(step) for step in (watch, self._reset_now_and_then(world))]
@@ -147,28 +147,27 @@ class _Run:
 
     async def _harvest(self, world: World, clients: Sequence[Client]) -> None:
         for tier in (Tier.GPU, Tier.CPU):
-            await _within_grace(world.kv.drain())
+            if not await _within_grace(world.kv.drain()):
+                return  # a stuck copy: told by the orphans
             if tier is Tier.CPU:
                 await world.kv.reset(Tier.GPU)
             for client in clients:
-                with suppress(AcquireTimeout):  # a stuck copy: told by the orphans
+                with suppress(AcquireTimeout):
                     await self._ask_again(world, client, tier=tier)
 
-    async def _ask_again(self, world: World, client: Client, *, tier: Tier) -> None:  # noqa: PLR0917
+    async def _ask_again(self, world: World, client: Client, *, tier: Tier) -> None:
         prompt = [*client.history, 0]
-        identity = {"salt": client.tenant.salt, "adapter": client.tenant.adapter}
-        async with world.kv.acquire("harvest", prompt, timeout=0.5, **identity) as lease:
+        async with world.kv.acquire("harvest", prompt, timeout=1.0, **client.tenant.identity) as lease:
             Session(world, lease=lease, tenant=client.tenant, tokens=prompt, source=random.Random(0)).arrive()
             hit = lease.delivered
             world.seen[f"harvested_{tier.value}_tokens"] += hit.gpu_tokens if tier is Tier.GPU else hit.cpu_tokens
 
-    async def _settled_figures(self, world: World, pauses: GarbagePauses) -> dict[str, Any]:  # noqa: PLR0917
+    async def _settled_figures(self, world: World, pauses: GarbagePauses) -> dict[str, Any]:
         kv = world.kv
-        world.seen["drained"] += await _within_grace(kv.drain())
+        is_drained = await _within_grace(kv.drain())
         world.note_violations(findings.find_violations(kv))
         held = findings.end_figures(kv)
-        whole_pool = await _has_whole_pool(kv)
-        world.seen["drained"] += await _within_grace(kv.drain())
+        whole_pool = is_drained and await _has_whole_pool(kv) and await _within_grace(kv.drain())
         counted = findings.core_figures(kv)
         world.seen["violations"] += counted["accounting_errors"]
         names = (*findings.ZEROS, *findings.MIX, "requests", "audits")
@@ -215,7 +214,7 @@ def _sabotaged(sabotage: Sabotage, *, stall: Stall) -> HostFaults:
     return HostFaults(stall={_STUCK_COPY: stall}) if sabotage is Sabotage.COPY else HostFaults()
 
 
-def _note_context(world: World, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # noqa: PLR0917  # the loop calls it
+def _note_context(world: World, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # the loop calls it
     """What a loop would only log."""
     error = context.get("exception")
     world.note_error(error if isinstance(error, BaseException) else RuntimeError(str(context.get("message"))))

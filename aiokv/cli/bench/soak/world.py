@@ -14,6 +14,7 @@ from aiokv import KVRuntime, Lease
 from aiokv.cli.bench.hold import HoldMeter, Metered
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.runtime.entry import AcquireCall
+from aiokv.runtime.hashing import KeyOptions
 
 __all__ = ["Tenant", "World", "tenants_of", "turns"]
 
@@ -35,6 +36,11 @@ class Tenant:
     adapter: str | None
     openings: tuple[tuple[int, ...], ...]
     """What a conversation may begin with: a system prompt, and mostly a document after it."""
+
+    @property
+    def identity(self) -> KeyOptions:
+        """What its hashes depend on beside the tokens."""
+        return {"salt": self.salt, "adapter": self.adapter}
 
 
 @final
@@ -87,7 +93,7 @@ class World:
         if blocks:
             self._note("corrupt", where)
 
-    def _note(self, kind: str, text: str) -> None:  # noqa: PLR0917  # a kind of text
+    def _note(self, kind: str, text: str) -> None:  # a kind of text
         if len(self.notes) < _NOTES_KEPT:
             self.notes.append(f"{kind}: {text}")
 
@@ -114,5 +120,5 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def _text(source: random.Random, tokens: int) -> tuple[int, ...]:  # noqa: PLR0917  # so many tokens from a source
+def _text(source: random.Random, tokens: int) -> tuple[int, ...]:  # so many tokens from a source
     return tuple(source.randrange(_VOCABULARY) for _ in range(tokens))
