@@ -136,6 +136,9 @@ class Bridge:
             self._arm(self._next_delay(had_progress=ended > 0))
 
     def _end_heads(self, *, limit: int) -> int:
+        """How many have ended, at most `limit`. The first that did not end well is the last, and counts for all that is
+        left: those who wait for it plan again, which takes as long as many ends.
+        """
         ended = 0
         for stream in self._streams.values():
             while stream and ended < limit:
@@ -143,7 +146,7 @@ class Bridge:
                 if status is EventStatus.PENDING:
                     break
                 watched = stream.popleft()
-                ended += 1
+                ended += 1 if status is EventStatus.DONE else limit - ended
                 watched.on_end(status, watched.event.detail())
         return ended
 

@@ -38,6 +38,8 @@ _TOKEN_WORDS: Final = 4
 _SAMPLE_S: Final = 0.25
 _SAMPLES_PER_AUDIT: Final = 4
 _RESET_PAUSE_S: Final = 0.7
+_RESETTING: Final = 0.8
+"""Of the time of a run."""
 _CLIENT_GRACE_S: Final = 20.0
 _SETTLE_GRACE_S: Final = 5.0
 _CORRUPT_EVERY: Final = 50
@@ -108,7 +110,7 @@ class _Run:
     async def _load(self, world: World, clients: Sequence[Client], *, pauses: GarbagePauses) -> None:
         """The storm itself."""
         watch = self._watch(world, pauses=pauses)
-        helpers = [asyncio.create_task(step) for step in (watch, self._reset_now_and_then(world))]
+        helpers = [asyncio.create_task(watch), asyncio.create_task(self._reset_now_and_then(world))]
         running = [asyncio.create_task(client.run()) for client in clients]
         if self._settings.sabotage is Sabotage.LEASE:
             self._kept.append(await world.kv.acquire("never given back", range(BLOCK)))
@@ -137,9 +139,11 @@ class _Run:
             await asyncio.sleep(_SAMPLE_S)
 
     async def _reset_now_and_then(self, world: World) -> None:
+        """Until shortly before the end: the harvest is to find something."""
         source = random.Random(f"{self._settings.seed}/resets")
         names = {Tier.GPU: "resets_gpu", Tier.CPU: "resets_cpu", None: "resets_both"}
-        while True:
+        ends_at = asyncio.get_running_loop().time() + self._settings.seconds * _RESETTING
+        while asyncio.get_running_loop().time() < ends_at:
             await asyncio.sleep(source.random() * 2 * _RESET_PAUSE_S)
             tier = source.choice(tuple(names))
             await world.wait(world.kv.reset(tier))
