@@ -23,6 +23,7 @@ def test_each_block_is_copied_once_and_every_client_is_served(capsys: pytest.Cap
     for way, clients in ASKED.items():
         seen, prompts = report[way], clients * ROUNDS
         assert seen["served"] == prompts
+        assert seen["cancelled"] == (ROUNDS if way == "leader_cancelled" else 0)
         assert seen["copies_per_round"] == seen["loaded_blocks_per_round"] == BLOCKS
         assert seen["most_copies_of_a_block"] == 1
         assert seen["wrong_blocks"] == 0
@@ -40,6 +41,7 @@ def test_a_second_copy_of_a_block_is_a_complaint() -> None:
     seen = {
         way: {
             "served": clients,
+            "cancelled": int(way == "leader_cancelled"),
             "copies_per_round": 2,
             "most_copies_of_a_block": 1,
             "loaded_blocks_per_round": 2,

@@ -7,7 +7,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import final
 
@@ -31,6 +30,8 @@ class Tally:
     seconds: list[float] = field(default_factory=list)
     """Per client, from the moment all asked until its prefix was valid."""
     served: int = 0
+    cancelled: int = 0
+    """Leaders that were cancelled while the copy they had asked for was running."""
     batches: int = 0
     copies: int = 0
     """Block copies that the backend was asked for."""
@@ -106,8 +107,8 @@ class Rounds:
             while self._kv.core.live_leases < clients:  # noqa: ASYNC110  # nobody tells when
                 await asyncio.sleep(0)
             first.cancel()
-            with suppress(asyncio.CancelledError):
-                await first
+            await asyncio.wait([first])
+            tally.cancelled += first.cancelled()
         finally:
             stall.release.set()
         self._look(await asyncio.gather(*asking), tally=tally)

@@ -114,6 +114,7 @@ def _figures(tally: Tally, *, block_bytes: int) -> dict[str, Any]:
     """Counts, per round where they do not depend on chance."""
     return {
         "served": tally.served,
+        "cancelled": tally.cancelled,
         "batches_per_round": tally.batches / tally.rounds,
         "copies_per_round": tally.copies / tally.rounds,
         "most_copies_of_a_block": tally.most_copies_of_a_block,
@@ -137,6 +138,7 @@ def complaints_about(figures: Mapping[str, Any], *, settings: ConvoySettings) ->
         for way, clients in asked.items()
         for name, wanted in {
             "served": clients * settings.rounds,
+            "cancelled": settings.rounds if way == "leader_cancelled" else 0,
             "copies_per_round": settings.blocks,
             "most_copies_of_a_block": 1,
             "loaded_blocks_per_round": settings.blocks,
