@@ -1,7 +1,7 @@
 """A backend that fails now and then, around one that works: what faults do to your own scheduler, on real memory.
 
-A copy that is to fail is really made, but only for the first half of its blocks; then it ends with an error. So its
-targets are torn, as after a real fault: whoever believes them serves wrong bytes.
+A copy that is to fail is really made, but only for the first half of its blocks (of a single one: for none), and then
+ends with an error. So its targets are torn, as after a real fault: whoever believes them serves wrong bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from aiokv.backends.base import Backend, BackendLayout, DeviceEvent, EventStatus, WakeMode
 from aiokv.errors import ConfigError, CopyFailed
@@ -17,6 +17,9 @@ from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["FaultyBackend", "InjectedFaults"]
+
+
+_DETAIL: Final = "a test wanted this copy to fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class FaultyBackend:
                 raise CopyFailed(self._submitted, detail="a test wanted this copy to be refused")
             case "fail":
                 self.injected = replace(self.injected, failed=self.injected.failed + 1)
-                return _FailingEvent(self._inner.submit(_first_half(batch)))
+                return self._submit_half(batch)
             case "late":
                 self.injected = replace(self.injected, late=self.injected.late + 1)
                 return _LateEvent(self._inner.submit(batch), queries=self._late_queries, ring=self._ring_if_needed)
@@ -118,6 +121,14 @@ class FaultyBackend:
     def close(self, *, deadline_s: float) -> bool:
         """See `Backend`."""
         return self._inner.close(deadline_s=deadline_s)
+
+    def _submit_half(self, batch: CopyBatch) -> DeviceEvent:
+        half = len(batch) // 2
+        if half:
+            torn = replace(batch, source_blocks=batch.source_blocks[:half], target_blocks=batch.target_blocks[:half])
+            return _FailingEvent(self._inner.submit(torn))
+        self._ring_if_needed()
+        return _FailedEvent()
 
     def _draw(self) -> str:
         drawn = self._random.random()
@@ -147,7 +158,20 @@ class _FailingEvent:
         return EventStatus.FAILED if status is EventStatus.DONE else status
 
     def detail(self) -> str:
-        return self._inner.detail() or "a test wanted this copy to fail"
+        return self._inner.detail() or _DETAIL
+
+
+@final
+class _FailedEvent:
+    """Has ended with an error before anything was copied."""
+
+    __slots__ = ()
+
+    def query(self) -> EventStatus:
+        return EventStatus.FAILED
+
+    def detail(self) -> str:
+        return _DETAIL
 
 
 @final
@@ -171,12 +195,6 @@ class _LateEvent:
 
     def detail(self) -> str:
         return self._inner.detail()
-
-
-def _first_half(batch: CopyBatch) -> CopyBatch:
-    """The first half of the copies, at least one: of a single block the bytes are whole, and must not be believed."""
-    half = max(1, len(batch) // 2)
-    return replace(batch, source_blocks=batch.source_blocks[:half], target_blocks=batch.target_blocks[:half])
 
 
 def _require_fractions(fractions: dict[str, float]) -> None:

@@ -47,10 +47,17 @@ def test_a_failing_copy_copies_the_first_half_only_and_ends_with_an_error() -> N
     assert backend.injected.failed == 1
 
 
+def test_of_a_single_block_nothing_is_copied() -> None:
+    inner = FakeBackend()
+    with opened(inner, FaultyBackend(inner, fail=1.0)) as backend:
+        assert backend.submit(batch(7)).query() is EventStatus.FAILED
+        assert inner.history == ()
+
+
 def test_what_fails_inside_stays_failed_in_its_own_words() -> None:
     inner = FakeBackend()
     with opened(inner, FaultyBackend(inner, fail=1.0)) as backend:
-        event = backend.submit(batch(0))
+        event = backend.submit(batch(0, 1))
         inner.fail()
         assert (event.query(), event.detail()) == (EventStatus.FAILED, "the test failed this copy")
 
@@ -137,3 +144,11 @@ async def test_late_copies_end_on_a_backend_that_rings() -> None:
         make_resident(kv, prompt(3), {GROUP: "ccc"})
         async with asyncio.timeout(10), kv.acquire("request", prompt(3)) as lease:
             assert lease.delivered.cpu_tokens == 3 * BLOCK
+
+
+async def test_a_single_block_that_fails_ends_on_a_backend_that_rings() -> None:
+    backend = FaultyBackend(FakeBackend(manual=False), fail=1.0)
+    async with KVRuntime(config_of(backend=backend)) as kv:
+        make_resident(kv, prompt(1), {GROUP: "c"})
+        async with asyncio.timeout(10), kv.acquire("request", prompt(1)) as lease:
+            assert lease.delivered.cpu_tokens == 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, final
 
@@ -102,7 +102,8 @@ class _Run:
                 with frozen_garbage(self._meter) as pauses:
                     await self._load(world, clients, pauses=pauses)
                     self._backend.heal()
-                    await self._harvest(world, clients)
+                    with _noted(world):
+                        await self._harvest(world, clients)
                     return await self._settled_figures(world, pauses)
             finally:
                 self._stall.release.set()
@@ -171,7 +172,9 @@ class _Run:
         is_drained = await _within_grace(kv.drain())
         world.note_violations(findings.find_violations(kv))
         held = findings.end_figures(kv)
-        whole_pool = is_drained and await _has_whole_pool(kv) and await _within_grace(kv.drain())
+        whole_pool = False
+        with _noted(world):
+            whole_pool = is_drained and await _has_whole_pool(kv) and await _within_grace(kv.drain())
         counted = findings.core_figures(kv)
         world.seen["violations"] += counted["accounting_errors"]
         names = (*findings.ZEROS, *findings.MIX, "requests", "audits")
@@ -190,6 +193,15 @@ class _Run:
             **counted,
             "notes": world.notes,
         }
+
+
+@contextmanager
+def _noted(world: World) -> Iterator[None]:
+    """What is raised inside is counted and told, and the run goes on to its verdict."""
+    try:
+        yield
+    except Exception as error:
+        world.note_error(error)
 
 
 async def _has_whole_pool(kv: KVRuntime) -> bool:
