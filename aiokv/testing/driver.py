@@ -6,7 +6,7 @@ it checks nothing: what slots really hold, and whether all invariants are kept, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
@@ -43,6 +43,7 @@ class Step(Enum):
 
     UNDO_EXTEND = "take back an extension"
     LOSE = "lose a copy"
+    SPOIL = "find blocks corrupt"
     WAIT = "wait in line"
 
 
@@ -61,7 +62,7 @@ class Witness(Protocol):
 class Driver:
     """Drives one cache, one step a call. All methods raise what the cache raises."""
 
-    steps: ClassVar[frozenset[Step]] = frozenset({Step.UNDO_EXTEND, Step.LOSE})
+    steps: ClassVar[frozenset[Step]] = frozenset({Step.UNDO_EXTEND, Step.LOSE, Step.SPOIL})
     """Which of the steps that are not for everybody it takes."""
 
     def __init__(self, setup: Setup, witness: Witness) -> None:
@@ -168,6 +169,10 @@ class Driver:
     def report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
         """One rank's part of a copy has ended."""
         self.cache.report(transfer.transfer_id, rank, outcome)
+
+    def report_corrupt(self, transfer: Transfer, rank: int, *, copies: Collection[int]) -> None:
+        """One rank's part of a load has ended, and the sources of these copies are corrupt there."""
+        self.cache.report(transfer.transfer_id, rank, Outcome.CORRUPT, corrupt=copies)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> None:
         """A copy has ended, this way on every rank that has not reported it."""

@@ -7,7 +7,7 @@ ends with an error. So its targets are torn, as after a real fault: whoever beli
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
@@ -160,6 +160,9 @@ class _FailingEvent:
     def detail(self) -> str:
         return self._inner.detail() or _DETAIL
 
+    def corrupt_copies(self) -> Sequence[int]:
+        return self._inner.corrupt_copies()
+
 
 @final
 class _FailedEvent:
@@ -172,6 +175,9 @@ class _FailedEvent:
 
     def detail(self) -> str:
         return _DETAIL
+
+    def corrupt_copies(self) -> Sequence[int]:
+        return ()
 
 
 @final
@@ -195,6 +201,9 @@ class _LateEvent:
 
     def detail(self) -> str:
         return self._inner.detail()
+
+    def corrupt_copies(self) -> Sequence[int]:
+        return self._inner.corrupt_copies()
 
 
 def _require_fractions(fractions: dict[str, float]) -> None:

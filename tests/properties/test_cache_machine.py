@@ -12,6 +12,7 @@ from aiokv.testing.run import run_cache_machine
 EXAMPLES: Final = 300
 STEPS: Final = 80
 RARE: Final = (
+    "load corrupt",
     "load error",
     "load ok",
     "store ok",
