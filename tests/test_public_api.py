@@ -51,7 +51,9 @@ ForeignBlock FullAttention GroupSpec HintState Hit InvalidTransition KVRuntime L
 Outcome Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy Tier TierCleared
 TransferError UsageError run
 """
-TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
+TESTING_NAMES = """
+FakeBackend FakeCopy FaultyBackend InjectedFaults evict exhaustive_hit exhaustive_sources make_resident
+"""
 
 IDENTITY = ("salt", "adapter", "media")
 REQUEST = ("request_id", "token_ids", *IDENTITY, "reserve_tokens", "first_chunk", "align", "priority")
