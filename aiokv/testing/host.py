@@ -241,7 +241,7 @@ class Host(CopyHost):
     ) -> LeaseRecord | Deferred:
         layout = self._promises.layout(stream)
         before = self.cache.snapshot()
-        busy = self.cache.live_leases or self.cache.unfinished_transfers
+        busy = self.cache.live_leases or self.cache.unfinished_transfers or self.driver.waiting
         try:
             record = attempt(request)
         except CapacityError:
@@ -284,7 +284,7 @@ class Host(CopyHost):
         block = self.sizes[group]
         written: dict[int, Content | None] = {}
         if group in record.state_slots:
-            working, capture = self.cache.state_slots(record, group=group).tolist()
+            working, capture = self.driver.state_slots(record, group=group)
             written[working] = None
             for length in states:
                 digest = self.streams.digest(stream, group, length // block - 1)
@@ -299,4 +299,4 @@ class Host(CopyHost):
     def _slot(self, record: LeaseRecord, *, group: int, position: int) -> int:
         """The slot of a block; reads the table, which finishes the naming, only if it has no name yet."""
         slot = int(record.tables[group].view()[position])
-        return slot or int(self.cache.block_ids(record, group=group)[position])
+        return slot or int(self.driver.block_ids(record, group=group)[position])

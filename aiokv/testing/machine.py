@@ -207,7 +207,7 @@ class CacheMachine(TierMachine):
     def states(self, record: LeaseRecord, stop: int) -> tuple[int, ...]:
         """The last length up to `stop` at which a state could be captured, if there is a slot for it."""
         length = stop - stop % self.host.geometry.alignment()
-        slots = [self.host.cache.state_slots(record, group=group)[1] for group in record.state_slots]
+        slots = [self.host.driver.state_slots(record, group=group)[1] for group in record.state_slots]
         return (length,) if slots and all(slots) and length > record.confirmed else ()
 
     def refused(self, record: LeaseRecord) -> None:
@@ -219,7 +219,7 @@ class CacheMachine(TierMachine):
             lambda: driver.fork(record, request_id="fork", num_tokens=1),
         ]
         if not record.is_open:
-            calls += [lambda: driver.try_extend(record, 1), lambda: self.host.cache.block_ids(record, group=0)]
+            calls += [lambda: driver.try_extend(record, 1), lambda: driver.block_ids(record, group=0)]
         for call in calls:
             require_refused(call)
         self.host.require_unchanged(before, "a refused call")

@@ -26,12 +26,12 @@ def run_cache_machine(
     (seeds, database). `ConfigError` if hypothesis is not installed.
     """
     try:
-        from aiokv.testing.machine import CacheMachine
+        from aiokv.testing.wait_machine import WaitMachine
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     seen: Counter[str] = Counter()
 
-    class Run(CacheMachine):
+    class Run(WaitMachine):
         pass
 
     Run.seen, Run.make_driver = seen, make_driver
