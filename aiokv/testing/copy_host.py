@@ -259,7 +259,7 @@ class CopyHost:
                     self.driver.release(record)
             self.settle()
             self.end_all()
-            if not self.driver.waiting:
+            if not self.driver.waiting and not self.leases:
                 break
         require(not self.driver.waiting, f"{self.driver.waiting} wait for ever: a wake-up was lost")
         self.check()
