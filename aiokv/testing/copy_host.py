@@ -50,6 +50,7 @@ class CopyHost:
         self.geometry = setup.geometry
         self.sizes = self.streams.sizes
         self.capacity = {Tier.GPU: setup.gpu_blocks - 1, Tier.CPU: setup.cpu_blocks}
+        self._ended: dict[int, Outcome] = {}
         self._stream_of: dict[int, int] = {}
         self._stamps: dict[int, tuple[int, int]] = {}
         self._planned: dict[int, tuple[int, int]] = {}
@@ -86,8 +87,11 @@ class CopyHost:
                 self._adopt(record)
         self._note_planned(self.cache.transfers())
         for transfer in self.cache.transfers():
-            if transfer.state is TransferState.DONE:
+            outcome = self._ended.get(transfer.transfer_id)
+            if outcome is Outcome.OK:
                 self._accounts.note_arrival(transfer, waiters=self._waiters(transfer))
+            elif outcome is not None:
+                self._accounts.note_failure(self._waiters(transfer))
         self._events.follow(self.driver.take_events())
         for lease_id, record in list(self.leases.items()):
             if record.state is LeaseState.RELEASED:
@@ -170,8 +174,11 @@ class CopyHost:
 
     def run_slices(self) -> None:
         """Run all sliced work, one slice after the other."""
-        while self.cache.has_work:
+        for _ in range(_PATIENCE):
+            if not self.cache.has_work:
+                break
             self.run_slice()
+        require(not self.cache.has_work, "slices of work are never run")
         self.settle()
 
     def turn(self) -> None:
@@ -288,10 +295,8 @@ class CopyHost:
         """What a copy's end means for the slots; the cache is told afterwards."""
         (self.running if transfer in self.running else self.queued).remove(transfer)
         self.contents.end_copy(transfer, outcome, fresh=self._is_current(transfer))
-        if outcome is Outcome.OK:
-            self._accounts.note_arrival(transfer, waiters=self._waiters(transfer))
-        else:
-            self._accounts.note_failure(self._waiters(transfer))
+        self._ended[transfer.transfer_id] = outcome
+        self.look()
 
     def _adopt(self, record: LeaseRecord) -> None:
         tokens = record.keys.tokens(0, record.keys.num_tokens).tolist()

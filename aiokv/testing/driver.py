@@ -44,6 +44,7 @@ class Step(Enum):
 
     UNDO_EXTEND = "take back an extension"
     LOSE = "lose a copy"
+    REPORT = "report for one rank"
 
 
 class Witness(Protocol):
@@ -61,7 +62,7 @@ class Witness(Protocol):
 class Driver:
     """Drives one cache, one step a call. All methods raise what the cache raises."""
 
-    steps: ClassVar[frozenset[Step]] = frozenset({Step.UNDO_EXTEND, Step.LOSE})
+    steps: ClassVar[frozenset[Step]] = frozenset(Step)
     """Which of the steps that are not for everybody it takes."""
 
     def __init__(self, setup: Setup, witness: Witness) -> None:

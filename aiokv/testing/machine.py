@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import Deferred, Outcome
-from aiokv.testing.driver import Step
-from aiokv.testing.strategies import CHUNKS, LONGEST_PROMPT, PICKS, PROMPTS, STREAMS
+from aiokv.testing.driver import Driver, Setup, Step, Witness
+from aiokv.testing.host import Host, host_of
+from aiokv.testing.strategies import CHUNKS, LONGEST_PROMPT, PICKS, PROMPTS, STREAMS, setups
 from aiokv.testing.tier_machine import TierMachine, require_refused
 
 __all__ = ["CacheMachine"]
@@ -26,6 +28,15 @@ __all__ = ["CacheMachine"]
 
 class CacheMachine(TierMachine):
     """One cache, its requests and its copies."""
+
+    make_driver: ClassVar[Callable[[Setup, Witness], Driver]]
+
+    host: Host
+
+    @initialize(setup=setups())
+    def start(self, setup: Setup) -> None:
+        """Make the cache."""
+        self.host = host_of(setup, make_driver=type(self).make_driver)
 
     # Requests.
 
@@ -99,6 +110,9 @@ class CacheMachine(TierMachine):
     def decode(self, pick: int, tokens: int) -> None:
         """Grow, ask for room, compute what there is room for."""
         record = self.lease(pick)
+        if not record.is_open:
+            self.refused(record)
+            return
         self.host.append(record, tokens)
         missing = record.keys.num_tokens - min(record.capacity_tokens)
         if missing > 0:

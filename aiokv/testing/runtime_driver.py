@@ -34,7 +34,7 @@ __all__ = ["RuntimeDriver"]
 class RuntimeDriver(WaitingDriver):
     """Drives one `KVRuntime` over a manual `FakeBackend`. `kv` is the runtime, `loop` the loop that is stepped."""
 
-    steps = frozenset[Step]()
+    steps = frozenset({Step.REPORT})
 
     def open(self) -> CacheState:
         """See `Driver`."""

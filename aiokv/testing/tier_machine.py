@@ -10,15 +10,15 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiokv.core.inflight import Transfer
 from aiokv.errors import AiokvError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import Outcome
-from aiokv.testing.driver import Driver, Setup, Step, Witness
-from aiokv.testing.host import Host, host_of
-from aiokv.testing.strategies import OUTCOMES, PICKS, RARELY, STREAMS, setups
+from aiokv.testing.copy_host import CopyHost
+from aiokv.testing.driver import Step
+from aiokv.testing.strategies import OUTCOMES, PICKS, RARELY, STREAMS
 from aiokv.testing.verdict import BrokenInvariant, require
 
 __all__ = ["TierMachine", "require_refused"]
@@ -28,14 +28,8 @@ class TierMachine(RuleBasedStateMachine):
     """One cache and its copies. `seen` counts what all runs together have met."""
 
     seen: ClassVar[Counter[str]]
-    make_driver: ClassVar[Callable[[Setup, Witness], Driver]]
 
-    host: Host
-
-    @initialize(setup=setups())
-    def start(self, setup: Setup) -> None:
-        """Make the cache."""
-        self.host = host_of(setup, make_driver=type(self).make_driver)
+    host: CopyHost
 
     # Copies and slices.
 
@@ -69,7 +63,7 @@ class TierMachine(RuleBasedStateMachine):
         """A copy ends on all ranks."""
         self.end_one(self.host.endable(pick), Outcome.LOST if lost else outcome)
 
-    @precondition(lambda self: self.host.running or self.host.queued)
+    @precondition(lambda self: (self.host.running or self.host.queued) and self.offers(Step.REPORT))
     @rule(
         pick=PICKS,
         ranks=st.lists(st.integers(0, 2), min_size=1, max_size=4),
@@ -168,7 +162,7 @@ class TierMachine(RuleBasedStateMachine):
         """The first rank that has not reported says this, the others OK; what was never submitted ends at once."""
         outcome = self.possible(outcome)
         self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
-        if transfer not in self.host.running:
+        if transfer not in self.host.running or not self.offers(Step.REPORT):
             self.host.end(transfer, outcome)
             return
         first, *others = self.host.cache.missing_ranks(transfer)
