@@ -26,7 +26,7 @@ from aiokv.testing.verdict import BrokenInvariant, require
 
 __all__ = ["CopyHost"]
 
-_PATIENCE: Final = 300
+_PATIENCE: Final = 100
 """Turns in which everybody who stands in line is let in, once everybody else has left."""
 _STRANGERS: Final = 9000
 """Tokens from here on are of no stream."""

@@ -94,7 +94,7 @@ class BatchingScheduler:
     def advance(self, job: Job) -> None:
         """Compute a chunk; a request whose last token is known has ended."""
         lease = self.lease_of(job)
-        if lease.confirmed == len(job.tokens) and not self.grow(job):
+        if min(lease.capacity_tokens) == lease.confirmed and not self.grow(job):
             return
         stop = min(lease.confirmed + CHUNK, len(job.tokens), *lease.capacity_tokens)
         if stop > lease.confirmed:
@@ -129,8 +129,6 @@ class BatchingScheduler:
             lease.keys = lease.keys.copy()
         lease.keys.append([token])
         job.tokens.append(token)
-        if min(lease.capacity_tokens) < len(job.tokens):
-            self.grow(job)
 
     def grow(self, job: Job) -> bool:
         """Room for one more token, if need be that of the youngest request; False if it has to wait or was dropped."""
@@ -142,10 +140,10 @@ class BatchingScheduler:
                 self.leave(job)
                 return False
             if isinstance(granted, Deferred):
+                if len(self.running) == 1:
+                    return False
                 self.preempt(self.running[-1])
                 if job not in self.running:
-                    return False
-                if len(self.running) == 1:
                     return False
         return True
 
