@@ -16,7 +16,7 @@ from aiokv.errors import UsageError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Outcome
-from aiokv.testing.accounts import Accounts
+from aiokv.testing.accounts import Accounts, Growth
 from aiokv.testing.checks import Checks, worst_of
 from aiokv.testing.contents import Content, Contents
 from aiokv.testing.driver import Driver, Setup, Witness
@@ -57,8 +57,12 @@ class CopyHost:
         self.driver = make_driver(setup, self)
         self.cache = self.driver.cache
         self._events = EventReplay(self.streams)
-        self._accounts = Accounts(self.cache, streams=self.streams, seen=self.seen)
+        self._accounts = self.make_accounts()
         self._checks = Checks(self.cache, streams=self.streams, contents=self.contents, events=self._events)
+
+    def make_accounts(self) -> Growth:
+        """The books about where tokens come from."""
+        return Accounts(self.cache, streams=self.streams, seen=self.seen)
 
     # Names of content.
 
@@ -174,11 +178,8 @@ class CopyHost:
 
     def run_slices(self) -> None:
         """Run all sliced work, one slice after the other."""
-        for _ in range(_PATIENCE):
-            if not self.cache.has_work:
-                break
+        while self.cache.has_work:
             self.run_slice()
-        require(not self.cache.has_work, "slices of work are never run")
         self.settle()
 
     def turn(self) -> None:

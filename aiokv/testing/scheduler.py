@@ -1,18 +1,71 @@
 """What a scheduler plugs in to be run by the machine: itself, as four calls, over a cache and a device that are given.
 
-    class MyScheduler:
-        def __init__(self, core: CacheState, device: Device) -> None: ...
-        def add(self, request_id, token_ids, *, max_new_tokens): ...
-        def cancel(self, request_id): ...
-        def step(self): ...
-        unfinished = ...  # ids of requests that have neither ended nor been cancelled
+It drives the cache as it would in production: it admits, confirms, preempts, releases, runs slices, hands transfers to
+`device.submit`, tells `core.complete` what `device.take_ended` says. Instead of its model it calls `device.compute`,
+which knows what every slot holds, and which refuses to read what is not there or to write what is not the request's.
 
-    def test_my_scheduler() -> None:
-        run_scheduler_machine(MyScheduler)
+A complete example, a server that fills the cache with one prompt after the other:
 
-The scheduler drives `core` as it would in production: it admits, confirms, preempts, releases, runs slices, hands
-`core.outbox.take_submissions()` to `device.submit`, and tells `core.complete` what `device.take_ended` says. Instead of
-its model it calls `device.compute`, which knows what every slot holds.
+    from aiokv.core import CacheState
+    from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+    from aiokv.errors import CapacityError
+    from aiokv.model.keys import BlockKeys
+    from aiokv.testing import Device, Row, run_scheduler_machine
+
+    class OneByOne:
+        def __init__(self, core: CacheState, device: Device) -> None:
+            self.core, self.device = core, device
+            self.requests: dict[str, AcquireRequest] = {}
+            self.lease: LeaseRecord | None = None
+
+        @property
+        def unfinished(self):
+            return list(self.requests)
+
+        def add(self, request_id, token_ids, *, max_new_tokens):
+            keys = BlockKeys(token_ids, hash_block_size=self.core.geometry.hash_block_size)
+            self.requests[request_id] = AcquireRequest(request_id=request_id, keys=keys, prompt_tokens=len(token_ids))
+
+        def cancel(self, request_id):
+            del self.requests[request_id]
+            if self.lease is not None and self.lease.request.request_id == request_id:
+                self.core.release(self.lease)
+                self.lease = None
+
+        def step(self):
+            for ended in self.device.take_ended():
+                self.core.complete(ended.transfer_id, ended.outcome)
+            self.core.retry_replans()
+            if self.lease is None and self.requests:
+                self.admit(next(iter(self.requests.values())))
+            if self.lease is not None and self.lease.state is LeaseState.READY:
+                self.compute(self.lease)
+            for transfer in self.core.outbox.take_submissions():
+                self.core.mark_submitted(transfer)
+                self.device.submit(transfer)
+            self.core.run_slices()
+
+        def admit(self, request):
+            try:
+                lease = self.core.try_acquire(request)
+            except CapacityError:
+                del self.requests[request.request_id]
+                return
+            self.lease = lease if isinstance(lease, LeaseRecord) else None
+
+        def compute(self, lease):
+            groups = enumerate(self.core.geometry.groups)
+            tables = {spec.name: self.core.block_ids(lease, group=index).tolist() for index, spec in groups}
+            tokens = lease.keys.tokens(0, lease.keys.num_tokens).tolist()
+            name = lease.request.request_id
+            row = Row(request_id=name, token_ids=tokens, start=lease.confirmed, stop=len(tokens), tables=tables)
+            self.device.compute(row)
+            self.core.confirm(lease, len(tokens))
+            self.core.finish(lease)
+            del self.requests[name]
+            self.lease = None
+
+    run_scheduler_machine(OneByOne)
 """
 
 from __future__ import annotations

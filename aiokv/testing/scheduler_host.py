@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
+from aiokv.testing.accounts import Growth
 from aiokv.testing.copy_host import CopyHost
 from aiokv.testing.driver import Setup
 from aiokv.testing.forward import ForwardPass, Row
 from aiokv.testing.scheduler import Scheduler, SchedulerDriver, SchedulerWitness
 
 __all__ = ["SchedulerHost"]
+
+_STEPS: Final = 4
 
 
 @final
@@ -27,6 +30,15 @@ class SchedulerHost(CopyHost):
         super().__init__(setup, make_driver=make)
         self.scheduler: Scheduler = drivers[0].scheduler
         self._forward = ForwardPass(self.cache, streams=self.streams, contents=self.contents, checks=self._checks)
+
+    def make_accounts(self) -> Growth:
+        """In one step a lease may come and go."""
+        return Growth(self.cache)
+
+    def run_slices(self) -> None:
+        """Some steps: what is sliced is the scheduler's business, and it may make more work in each of them."""
+        for _ in range(_STEPS):
+            self.run_slice()
 
     def compute(self, row: Row) -> int:
         """See `Device.compute`."""

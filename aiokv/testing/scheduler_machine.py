@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -18,6 +18,9 @@ from aiokv.testing.strategies import PICKS, PROMPTS, STREAMS, setups
 from aiokv.testing.tier_machine import TierMachine
 
 __all__ = ["SchedulerMachine"]
+
+CROWD: Final = 8
+"""With so many unfinished requests no others come."""
 
 
 class SchedulerMachine(TierMachine):
@@ -34,6 +37,7 @@ class SchedulerMachine(TierMachine):
         self.host = SchedulerHost(setup, make_driver=make_driver)
         self.added = 0
 
+    @precondition(lambda self: len(self.host.scheduler.unfinished) < CROWD)
     @rule(stream=STREAMS, tokens=PROMPTS, max_new_tokens=st.integers(1, 12), steps=st.integers(0, 2))
     def add(self, stream: int, tokens: int, max_new_tokens: int, steps: int) -> None:
         """A request arrives."""
@@ -43,7 +47,7 @@ class SchedulerMachine(TierMachine):
         self.seen["added"] += 1
         self.step(steps)
 
-    @precondition(lambda self: self.host.capacity[Tier.CPU])
+    @precondition(lambda self: self.host.capacity[Tier.CPU] and len(self.host.scheduler.unfinished) < CROWD)
     @rule(stream=STREAMS, data=st.data(), tokens=st.lists(st.integers(17, 60), min_size=1, max_size=3))
     def load(self, stream: int, data: st.DataObject, tokens: list[int]) -> None:
         """Requests for prompts of one stream, of which much is in the CPU tier."""

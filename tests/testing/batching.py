@@ -64,6 +64,7 @@ class BatchingScheduler:
     def step(self) -> None:
         self.hear()
         self.let_in()
+        self.resolve()
         for job in list(self.running):
             if job in self.running and self.is_ready(job):
                 self.advance(job)
@@ -87,6 +88,12 @@ class BatchingScheduler:
             job = self.waiting.popleft()
             job.lease = lease
             self.running.append(job)
+
+    def resolve(self) -> None:
+        """Requests whose loads have failed wait for slots that only others of them hold: the youngest makes room."""
+        held = [job for job in self.running if self.lease_of(job).state is LeaseState.HELD]
+        if len(held) == len(self.running) > 1:
+            self.preempt(held[-1])
 
     def is_ready(self, job: Job) -> bool:
         return self.lease_of(job).state is LeaseState.READY
