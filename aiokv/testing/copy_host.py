@@ -114,6 +114,7 @@ class CopyHost:
 
     def copy_started(self, transfer: Transfer) -> None:
         """From now on its targets hold garbage, and nobody else may hold them."""
+        require(transfer.state is TransferState.SUBMITTED, f"a copy that starts is {transfer.state.value}")
         self._note_planned([transfer])
         if self.cache.find_lease(transfer.owner) is not None:
             self.look()
@@ -294,6 +295,7 @@ class CopyHost:
 
     def _end(self, transfer: Transfer, outcome: Outcome) -> None:
         """What a copy's end means for the slots; the cache is told afterwards."""
+        self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
         (self.running if transfer in self.running else self.queued).remove(transfer)
         self.contents.end_copy(transfer, outcome, fresh=self._is_current(transfer))
         self._ended[transfer.transfer_id] = outcome

@@ -225,8 +225,12 @@ class Host(CopyHost):
         self.settle()
 
     def release(self, record: LeaseRecord) -> None:
-        """The request leaves."""
+        """The request leaves, and nobody else does."""
+        others = [other for other in self.cache.leases() if other is not record]
         self.driver.release(record)
+        require(record.state is LeaseState.RELEASED or record.is_finishing, "a lease that was released is still held")
+        gone = [other.request.request_id for other in others if other.state is LeaseState.RELEASED]
+        require(not gone, "leases were given back with another one", gone)
         self.settle()
 
     def finish(self, record: LeaseRecord) -> None:

@@ -35,7 +35,7 @@ class Job:
 
 
 class BatchingScheduler:
-    """Runs all requests that fit at once; those that do not wait, those that grow too large for the pool are dropped."""
+    """Runs all requests that fit; the others wait, and those that grow too large for the pool are dropped."""
 
     def __init__(self, core: CacheState, device: Device) -> None:
         self.core = core

@@ -48,9 +48,9 @@ def _as_found() -> Iterator[None]:
 
 @pytest.mark.timeout(300)
 def test_the_runtime_keeps_all_invariants_on_a_loop_that_is_stepped(caplog: pytest.LogCaptureFixture) -> None:
-    """Invariants 1 to 13 over `KVRuntime`: who waits is cancelled, timed out, let in by priority; nobody is forgotten."""
+    """Invariants 1 to 13 over `KVRuntime`; who waits is cancelled, times out or is let in, and nobody is forgotten."""
     caplog.set_level(logging.ERROR, logger="aiokv")
-    seen = run_cache_machine(RuntimeDriver, max_examples=60, steps=40)
+    seen = run_cache_machine(RuntimeDriver, max_examples=90, steps=40)
     rare = (
         "stood in line",
         "came back",
@@ -157,7 +157,7 @@ class ForgetsWhoWaits(RuntimeDriver):
     ],
 )
 def test_a_driver_with_a_fault_is_caught(driver: type[Driver]) -> None:
-    with pytest.raises((BrokenInvariant, Exception)) as caught:
+    with pytest.raises((BrokenInvariant, BaseExceptionGroup)) as caught:
         run_cache_machine(driver, max_examples=50, steps=40)
     assert broken(caught.value), caught.value
 
@@ -246,7 +246,7 @@ def test_a_scheduler_with_a_fault_is_caught(faulty: type[BatchingScheduler]) -> 
     def make(core: CacheState, device: Device) -> Scheduler:
         return faulty(core, device)
 
-    with pytest.raises((BrokenInvariant, Exception)) as caught:
+    with pytest.raises((BrokenInvariant, BaseExceptionGroup)) as caught:
         run_scheduler_machine(make, max_examples=50, steps=40)
     assert broken(caught.value), caught.value
 
