@@ -7,7 +7,7 @@ Rules
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot whether a store reads it, and whether a request has used it since that was planned. Transitions:
+GPU slot the id of the store that reads it, and whether a request has used it since that was planned. Transitions:
 QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
 """
 
@@ -139,14 +139,14 @@ class Transfer:
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_is_storing", "_loading_id", "_loading_target", "_next_id", "_transfers", "_was_used")
+    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
         self._next_id = 1
         self._loading_id = np.zeros(cpu_slots, np.int64)
         self._loading_target = np.zeros(cpu_slots, np.int32)
-        self._is_storing = np.zeros(gpu_slots, np.bool_)
+        self._storing_id = np.zeros(gpu_slots, np.int64)
         self._was_used = np.zeros(gpu_slots, np.bool_)
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class InflightTable:
         if transfer.direction is Direction.LOAD:
             self._loading_id[transfer.sources] = transfer.transfer_id
         else:
-            self._is_storing[transfer.sources] = True
+            self._storing_id[transfer.sources] = transfer.transfer_id
             self._was_used[transfer.sources] = transfer.use is SourceUse.USED
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
@@ -199,7 +199,7 @@ class InflightTable:
             self._loading_id[mine] = 0
             self._loading_target[mine] = 0
         else:
-            self._is_storing[sources] = False
+            self._storing_id[sources] = 0
 
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
@@ -221,6 +221,6 @@ class InflightTable:
         """Per source of an unfinished store, whether it was of a request when planned or has been hit since."""
         return self._was_used[gpu_slots]
 
-    def is_storing(self, gpu_slots: SlotArray) -> BoolArray:
-        """Per GPU slot, whether a store reads it."""
-        return self._is_storing[gpu_slots]
+    def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
+        """Per GPU slot the id of the store that reads it; 0 where none does."""
+        return self._storing_id[gpu_slots]

@@ -164,7 +164,7 @@ class LeaseRecord:
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
-        """Unfinished stores of this lease."""
+        """Unfinished stores that this lease began or joined."""
         self.failed: list[tuple[int, BoolArray]] = []
         """Per failed load, the group and the mask of its positions over the prefix."""
         self.replans = 0

@@ -129,14 +129,15 @@ class Offers:
         if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
-        wanted = self._find_wanted(digests, group=offer.group, slots=slots, is_chosen=is_chosen)
+        wanted = self._find_wanted(offer, digests, slots=slots, is_chosen=is_chosen)
         if len(wanted):
             self._put(offer, positions=positions[wanted], slots=slots[wanted])
         return stop - start
 
-    def _find_wanted(self, digests: DigestArray, *, group: int, slots: SlotArray, is_chosen: BoolArray) -> IntArray:
-        """Which of these blocks are to be copied; why the others are not is counted."""
-        found = self._queue.sift(digests, group=group, slots=slots)
+    def _find_wanted(self, offer: Offer, digests: DigestArray, *, slots: SlotArray, is_chosen: BoolArray) -> IntArray:
+        """Which of these blocks are to be copied; why the others are not is counted. Joins copies that are made."""
+        found = self._queue.sift(digests, group=offer.group, slots=slots)
+        self._queue.join(offer.record, slots[found.is_storing & is_chosen])
         self._queue.skip(np.count_nonzero(~found.is_current), DeclineReason.REQUEST_GONE)
         self._queue.skip(np.count_nonzero(found.is_cached), DeclineReason.ALREADY_CACHED)
         self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)

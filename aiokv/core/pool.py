@@ -27,7 +27,6 @@ unpin takes the old key off. No call reports the keys of stale slots as evicted:
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, final
 
 import numpy as np
@@ -36,6 +35,7 @@ from numpy.typing import NDArray
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
+from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, GroupArray, NamedSlots, PoolCounts
 from aiokv.errors import ForeignBlock, UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
@@ -51,8 +51,8 @@ class Pool:
     """Slots `[first_slot, first_slot + capacity)` of one tier."""
 
     __slots__ = (
-        "_capacity", "_claimed", "_cursor", "_first", "_free", "_index", "_pins", "_quarantined", "_quarantined_count",
-        "_queue", "_tier",
+        "_books", "_capacity", "_claimed", "_cursor", "_first", "_free", "_index", "_pins", "_quarantined",
+        "_quarantined_count", "_queue", "_tier",
     )  # fmt: skip
 
     def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0) -> None:
@@ -72,6 +72,10 @@ class Pool:
         self._quarantined_count = 0
         self._claimed = 0
         self._cursor = first_slot
+        self._books = PoolBooks(
+            first=first_slot, pins=self._pins, quarantined=self._quarantined, index=self._index, queue=self._queue,
+            free=self._free,
+        )  # fmt: skip
 
     @property
     def tier(self) -> Tier:
@@ -283,41 +287,11 @@ class Pool:
 
     def fingerprint(self) -> str:
         """A digest of pins, keys, eviction order and order of reuse; equal pools print equal. O(capacity)."""
-        end = self._free.fresh
-        indexed = self._index.indexed_between(0, end).nonzero()[0]
-        keys = (indexed, self._index.is_stale(indexed), self._index.key_of(indexed), self._index.group_of(indexed))
-        order = (self._queue.peek(len(self._queue), 1 << 62), self._free.returned)
-        digest = hashlib.sha256(repr((end, self._claimed, self.epoch)).encode())
-        for part in (self._pins[:end], self._quarantined[:end], *keys, *order):
-            digest.update(part.tobytes())
-        return digest.hexdigest()
+        return self._books.fingerprint(claimed=self._claimed)
 
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount, in words; O(capacity)."""
-        end = self._free.fresh
-        pinned = self._pins[:end] > 0
-        indexed = self._index.indexed_between(0, end)
-        out = self._quarantined[:end]
-        queued = self._queue.queued_between(0, end)
-        returned = self._free.returned
-        free = np.zeros(end, np.bool_)
-        free[returned] = True
-        reserved = pinned & ~indexed & ~out
-        states = free.astype(np.int8) + reserved + indexed + out
-        violated = {
-            "a pin count is negative": bool((self._pins < 0).any()),
-            "a slot that was never used has a pin": bool(self._pins[end:].any()),
-            "a slot is twice on the free stack": int(free.sum()) != len(returned),
-            "a free slot has a pin": bool((free & pinned).any()),
-            "a slot is in no state or in two": bool((states[self._first :] != 1).any()),
-            "the null block is in use": bool(states[: self._first].any()),
-            "the evictable slots are not those with a key and no pin": bool((queued != (indexed & ~pinned)).any()),
-            "the reserved count is wrong": int(reserved.sum()) != self.reserved_count,
-            "the quarantined count is wrong": int(out.sum()) != self._quarantined_count,
-            "there are more claims than slots for them": not 0 <= self._claimed <= self._claimed + self.available,
-        }
-        found = self._index.check_invariants() + self._queue.check_invariants()
-        return found + [text for text, is_violated in violated.items() if is_violated]
+        return self._books.check_invariants(self.counts())
 
     def _require(self, held: NDArray[np.int32] | BoolArray, slots: AnySlots) -> None:
         if np.count_nonzero(held) < len(slots):

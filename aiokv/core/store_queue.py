@@ -1,7 +1,8 @@
 """Stores on their way: which blocks still want a copy, and the transfers that make it.
 
 Rules
-- A block is copied at most once at a time, and never if it has a copy.
+- A block is copied at most once at a time, and never if it has a copy. Whoever wants one that is being copied joins
+  that store: it is dropped only if all who want it leave before it is submitted.
 - Sources that nobody holds are pinned only as far as admitted requests have not been promised their slots.
 - A CPU block is findable only after its copy ended well in the current epochs (law 3), under the names taken down when
   the store was planned.
@@ -16,7 +17,7 @@ import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.inflight import NOBODY, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs
+from aiokv.core.lease_table import Epochs, LeaseRecord
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray, Tier
@@ -44,8 +45,8 @@ class Sifted:
 class StoreOrder:
     """Blocks to copy from the GPU slots `sources`, the most wanted first.
 
-    `owner` is the lease that the copies end with if it leaves before they are submitted; `after` the fence they wait
-    for, where it is known; `epochs` those in which the blocks were valid.
+    `owner` is the lease that asks for them: if it leaves before they are submitted, and nobody has joined, they are
+    dropped. `after` is the fence they wait for, where it is known; `epochs` those in which the blocks were valid.
     """
 
     blocks: BlockNames
@@ -80,7 +81,7 @@ class StoreQueue:
         return Sifted(
             is_current=is_current,
             is_cached=is_cached & is_current,
-            is_storing=world.inflight.is_storing(slots) & is_current & ~is_cached,
+            is_storing=(world.inflight.storing_ids(slots) != 0) & is_current & ~is_cached,
         )
 
     def hashed(self, digests: DigestArray, *, group: int, slots: SlotArray) -> HashedBlocks:
@@ -102,6 +103,18 @@ class StoreQueue:
             which = slice(len(targets) - 1, None, -1)
             self.cold_blocks += len(targets)
         self._queue(order, blocks=blocks.select(which), sources=sources[which], targets=targets)
+
+    def join(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """A lease wants the copies that are being made of these GPU slots, whoever began them.
+
+        A store that no lease asked for is never dropped, so there is nothing to join.
+        """
+        world = self._world
+        for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist():
+            transfer = world.inflight.find(transfer_id)
+            if transfer.waiters:
+                transfer.waiters.add(record.lease_id)
+                record.storing.add(transfer_id)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a store have ended: register them slice by slice, tail first, and give every pin back."""

@@ -138,9 +138,10 @@ class World:
             raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
 
     def forget_store(self, transfer: Transfer) -> None:
-        """Tell the owner of a store, where it still lives, that the store has ended."""
-        if transfer.owner in self.leases:
-            self.leases.find(transfer.owner).storing.discard(transfer.transfer_id)
+        """Tell those who want a store, where they still live, that it has ended."""
+        for lease_id in transfer.waiters:
+            if lease_id in self.leases:
+                self.leases.find(lease_id).storing.discard(transfer.transfer_id)
 
     def pool(self, tier: Tier) -> Pool | None:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from aiokv import Lease
 from aiokv.testing import make_resident
-from tests.runtime.support import BLOCK, GROUP, Case, prompt
+from tests.runtime.support import BLOCK, GROUP, Case, granted, prompt
 
 __all__ = ["SCENARIOS", "Arranged", "Scenario", "World"]
 
@@ -150,6 +150,28 @@ def room_after_a_failed_load(case: Case) -> Arranged:
     return Arranged(token_ids=token_ids, moves=(join, case.backend.fail, others[0].release), others=others)
 
 
+def loads_across_a_reset(case: Case) -> Arranged:
+    """Of an older epoch when the copy ends: it serves the request and registers nothing (invariant 4)."""
+    token_ids = prompt(3)
+    make_resident(case.kv, token_ids, {GROUP: "ccc"})
+    tasks: list[asyncio.Task[Any]] = []
+
+    def reset() -> None:
+        tasks.append(asyncio.create_task(case.kv.reset()))
+
+    return Arranged(token_ids=token_ids, moves=(reset, case.backend.complete), tasks=tasks)
+
+
+def the_line_behind_one_who_is_planned_again(case: Case) -> Arranged:
+    """A lease with a failed load waits for room, before everybody who is not admitted yet."""
+    token_ids = prompt(3, extra=0)
+    make_resident(case.kv, token_ids, {GROUP: "cc-"})
+    others = [granted(case.kv, token_ids, name=name) for name in ("first", "second")]
+    others.append(hold(case, blocks=4))
+    moves = (case.backend.fail, others[2].release, others[0].release)
+    return Arranged(token_ids=prompt(2, seed=1), moves=moves, others=others)
+
+
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     scenario.arrange.__name__: scenario
     for scenario in (
@@ -163,5 +185,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         Scenario(arrange=the_loads_of_another_who_leaves, suspensions=1),
         Scenario(arrange=loads_of_two_copies_of_which_one_fails, suspensions=1),
         Scenario(arrange=room_after_a_failed_load, suspensions=1),
+        Scenario(arrange=loads_across_a_reset, suspensions=1),
+        Scenario(arrange=the_line_behind_one_who_is_planned_again, suspensions=1),
     )
 }

@@ -207,6 +207,22 @@ async def test_a_copy_that_ends_after_the_close_changes_nothing() -> None:
         assert case.kv.snapshot() == before
 
 
+async def test_a_copy_thread_that_dies_during_the_close_does_not_hold_it_up(caplog: pytest.LogCaptureFixture) -> None:
+    """What it had not ended is out of use; the drain does not wait out its grace for a dead thread."""
+    kv = runtime_of(HostBackend(faults=HostFaults(kill=frozenset({1}))))
+    await kv.open()
+    store_something(kv)
+    store_something(kv, seed=1)
+    await asyncio.wait_for(kv.aclose(), 10.0)
+    assert "died" in caplog.text
+    assert_nothing_held(kv)
+    snapshot = kv.snapshot()
+    assert snapshot.cpu is not None
+    assert (snapshot.gpu.quarantined, snapshot.cpu.quarantined) == (2, 2)
+    with pytest.raises(UsageError):
+        kv.try_acquire("late", prompt(1))
+
+
 async def test_copies_that_still_queue_for_the_stream_are_dropped_by_a_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -370,6 +370,40 @@ async def test_a_rank_that_never_reports_is_named_at_close_and_its_slots_are_qua
         kv.report(transfer.transfer_id, 1, OK)
 
 
+@pytest.mark.parametrize("outcome", [FAILED, LOST])
+async def test_a_rank_that_fails_during_the_close_lets_it_end(outcome: Outcome) -> None:
+    """Its last report ends the drain; only what is lost stays out of use."""
+    kv = runtime_of(backend := FakeBackend())
+    await kv.open()
+    make_resident(kv, prompt(3), {GROUP: "ccc"})
+    granted(kv, prompt(3)).release()
+    transfer = await anext(kv.transfers())
+    closing = asyncio.create_task(kv.aclose())
+    await turns(3)
+    backend.complete()
+    await turns(3)
+    assert not closing.done()
+    kv.report(transfer.transfer_id, 1, outcome)
+    await asyncio.wait_for(closing, 10.0)
+    assert_nothing_held(kv)
+    assert kv.snapshot().gpu.quarantined == (3 if outcome is LOST else 0)
+
+
+async def test_a_rank_that_is_gone_during_the_close_lets_it_end() -> None:
+    kv = runtime_of(backend := FakeBackend())
+    await kv.open()
+    make_resident(kv, prompt(3), {GROUP: "ccc"})
+    granted(kv, prompt(3)).release()
+    await anext(kv.transfers())
+    closing = asyncio.create_task(kv.aclose())
+    await turns(3)
+    kv.lose_rank(1)
+    backend.complete()
+    await asyncio.wait_for(closing, 10.0)
+    assert_nothing_held(kv)
+    assert kv.snapshot().gpu.quarantined == 3
+
+
 async def test_a_transfer_that_nobody_took_is_withdrawn_at_close_and_loses_no_slot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
