@@ -49,7 +49,10 @@ ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Dir
 FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome Preempted
 RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
 """
-TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
+TESTING_NAMES = """
+BrokenInvariant Device Driver FakeBackend FakeCopy Row RuntimeDriver Scheduler Setup Witness evict exhaustive_hit
+exhaustive_sources make_resident run_cache_machine run_scheduler_machine
+"""
 
 IDENTITY = ("salt", "adapter", "media")
 REQUEST = ("request_id", "token_ids", *IDENTITY, "reserve_tokens", "first_chunk", "align", "priority")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from aiokv.core.cache import CacheState
-from aiokv.model.ids import Tier
+from aiokv.model.ids import Direction, Tier
+from aiokv.model.plan import Outcome
 from aiokv.testing.driver import Setup
 from aiokv.testing.scheduler import Device, Scheduler, SchedulerDriver
 from aiokv.testing.scheduler_host import SchedulerHost
@@ -48,15 +49,25 @@ class SchedulerMachine(TierMachine):
         self.step(steps)
 
     @precondition(lambda self: self.host.capacity[Tier.CPU] and len(self.host.scheduler.unfinished) < CROWD)
-    @rule(stream=STREAMS, data=st.data(), tokens=st.lists(st.integers(17, 60), min_size=1, max_size=3))
-    def load(self, stream: int, data: st.DataObject, tokens: list[int]) -> None:
-        """Requests for prompts of one stream, of which much is in the CPU tier."""
+    @rule(
+        stream=STREAMS,
+        data=st.data(),
+        tokens=st.lists(st.integers(17, 60), min_size=1, max_size=3),
+        outcome=st.none() | st.sampled_from([Outcome.OK, Outcome.FAILED]),
+    )
+    def load(self, stream: int, data: st.DataObject, tokens: list[int], outcome: Outcome | None) -> None:
+        """Requests for prompts of one stream, of which much is in the CPU tier; a copy for them may end like this."""
         for group in range(len(self.host.sizes)):
             letters = data.draw(st.text("cccg", min_size=4, max_size=12))
             for tier, name in ((Tier.GPU, "g"), (Tier.CPU, "c")):
                 self.place(stream, [i for i, letter in enumerate(letters) if letter == name], group=group, tier=tier)
         for length in tokens:
             self.add(stream, length, 2, 0)
+        self.step(1)
+        loads = [transfer for transfer in self.host.running if transfer.direction is Direction.LOAD]
+        if outcome is not None and loads:
+            self.end_one(loads[0], outcome)
+            self.step(1)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:

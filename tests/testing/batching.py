@@ -69,7 +69,7 @@ class BatchingScheduler:
             if job in self.running and self.is_ready(job):
                 self.advance(job)
         self.start_copies()
-        self.core.run_slice()
+        self.core.run_slices()
 
     def hear(self) -> None:
         for ended in self.device.take_ended():
