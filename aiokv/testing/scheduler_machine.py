@@ -53,7 +53,7 @@ class SchedulerMachine(TierMachine):
         stream=STREAMS,
         data=st.data(),
         tokens=st.lists(st.integers(17, 60), min_size=1, max_size=3),
-        outcome=st.none() | st.sampled_from([Outcome.OK, Outcome.FAILED]),
+        outcome=st.sampled_from([None, Outcome.OK, Outcome.FAILED, Outcome.FAILED]),
     )
     def load(self, stream: int, data: st.DataObject, tokens: list[int], outcome: Outcome | None) -> None:
         """Requests for prompts of one stream, of which much is in the CPU tier; a copy for them may end like this."""
@@ -65,9 +65,10 @@ class SchedulerMachine(TierMachine):
             self.add(stream, length, 2, 0)
         self.step(1)
         loads = [transfer for transfer in self.host.running if transfer.direction is Direction.LOAD]
-        if outcome is not None and loads:
-            self.end_one(loads[0], outcome)
-            self.step(1)
+        for transfer in loads:
+            if outcome is not None:
+                self.end_one(transfer, outcome)
+        self.step(1)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:

@@ -85,7 +85,7 @@ class TierMachine(RuleBasedStateMachine):
         if contradicts and transfer in self.host.running:
             told = self.host.reports.get(transfer.transfer_id, {})
             for rank, said in list(told.items())[:1]:
-                self.report_one(transfer, rank, outcome=Outcome.FAILED if said is Outcome.OK else Outcome.OK)
+                self.report_one(transfer, rank, outcome=_other_than(said))
 
     @precondition(lambda self: self.host.queued or self.host.running)
     @rule(outcome=OUTCOMES)
@@ -169,6 +169,7 @@ class TierMachine(RuleBasedStateMachine):
         for rank in others:
             self.host.check()
             self.report_one(transfer, first, outcome=outcome)
+            self.report_one(transfer, first, outcome=_other_than(outcome))
             self.report_one(transfer, rank, outcome=Outcome.OK)
 
     def report_one(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
@@ -186,6 +187,10 @@ class TierMachine(RuleBasedStateMachine):
         else:
             self.seen[f"rank {outcome.value}"] += self.host.cache.world_size > 1
             self.host.report(transfer, rank, outcome=outcome)
+
+
+def _other_than(outcome: Outcome) -> Outcome:
+    return Outcome.FAILED if outcome is Outcome.OK else Outcome.OK
 
 
 def require_refused(call: Callable[[], object]) -> None:

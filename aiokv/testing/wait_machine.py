@@ -15,6 +15,7 @@ from aiokv.testing.strategies import CHUNKS, PICKS, PROMPTS, STREAMS
 __all__ = ["WaitMachine"]
 
 _TIMEOUTS: Final = st.sampled_from([None, None, None, 0.0])
+_STAYS: Final = st.sampled_from([True, True, False])
 
 
 class WaitMachine(CacheMachine):
@@ -28,11 +29,19 @@ class WaitMachine(CacheMachine):
         first_chunk=CHUNKS,
         priority=st.integers(0, 2),
         timeout=_TIMEOUTS,
+        stays=_STAYS,
     )
     def wait_acquire(
-        self, stream: int, tokens: int, reserve: int, first_chunk: int | None, priority: int, timeout: float | None
+        self,
+        stream: int,
+        tokens: int,
+        reserve: int,
+        first_chunk: int | None,
+        priority: int,
+        timeout: float | None,
+        stays: object,
     ) -> None:
-        """A request stands in line."""
+        """A request stands in line, and is perhaps cancelled soon."""
         self.asked += 1
         request = AcquireRequest(
             request_id=f"waits {self.asked}",
@@ -44,14 +53,18 @@ class WaitMachine(CacheMachine):
         )
         self.line.wait_acquire(request, timeout=timeout)
         self.turns(1)
+        if not stays and self.line.waiting:
+            self.give_up([self.line.waiting - 1], 1)
 
     @precondition(lambda self: isinstance(self.host.driver, WaitingDriver) and self.ready())
-    @rule(pick=PICKS, tokens=st.integers(1, 24), timeout=_TIMEOUTS)
-    def wait_extend(self, pick: int, tokens: int, timeout: float | None) -> None:
-        """A lease stands in line for more room."""
+    @rule(pick=PICKS, tokens=st.integers(1, 24), timeout=_TIMEOUTS, stays=_STAYS)
+    def wait_extend(self, pick: int, tokens: int, timeout: float | None, stays: object) -> None:
+        """A lease stands in line for more room, and is perhaps cancelled soon."""
         record = self.ready()[pick % len(self.ready())]
         self.line.wait_extend(record, tokens, timeout=timeout)
         self.turns(1)
+        if not stays and self.line.waiting:
+            self.give_up([self.line.waiting - 1], 1)
 
     @precondition(lambda self: isinstance(self.host.driver, WaitingDriver) and self.host.preempted)
     @rule(pick=PICKS, timeout=_TIMEOUTS)

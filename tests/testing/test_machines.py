@@ -72,7 +72,7 @@ def test_the_runtime_keeps_all_invariants_on_a_loop_that_is_stepped(caplog: pyte
 @pytest.mark.timeout(300)
 def test_a_scheduler_of_an_embedder_keeps_all_invariants() -> None:
     """A batching scheduler with preemption, as in `batching.py`."""
-    seen = run_scheduler_machine(BatchingScheduler, max_examples=60, steps=40)
+    seen = run_scheduler_machine(BatchingScheduler, max_examples=80, steps=40)
     rare = ("added", "rows", "cancelled", "load ok", "load error", "store ok", "reset")
     missed = {kind: seen[kind] for kind in rare if seen[kind] < LEAST}
     assert not missed, (missed, seen)
