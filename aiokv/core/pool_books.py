@@ -1,7 +1,7 @@
-"""A full recount of a pool, beside the pool: what its parts say, compared with each other and with its counts.
+"""The books of a pool, beside the pool: what its parts say of each slot, compared with each other and with its counts.
 
-Duty: find what is wrong with a pool, and name its state in one digest. Reads the parts that a pool is made of, which
-stay the same objects for its life, and changes nothing.
+Duty: tell the facts of slots, find what is wrong with a pool, name its state in one digest. Reads the parts that a pool
+is made of, which stay the same objects for its life, and changes nothing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core import slot_facts
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
-from aiokv.core.pool_values import PoolCounts
+from aiokv.core.pool_values import AnySlots, PoolCounts
+from aiokv.core.slot_facts import count_patterns, find_broken_rules, find_wrong_counts
 from aiokv.model.ids import BoolArray
 
 __all__ = ["PoolBooks"]
@@ -32,6 +34,30 @@ class PoolBooks:
     queue: EvictionQueue
     free: FreeList
 
+    def __len__(self) -> int:
+        """One more than the largest slot."""
+        return len(self.pins)
+
+    def find_facts(self, slots: AnySlots, *, stacked: NDArray[np.int8]) -> NDArray[np.uint16]:
+        """The pattern of each of `slots`, of which `stacked[i]` tells how often it lies on the free stack."""
+        pins = self.pins.take(slots)
+        facts = np.zeros(len(slots), np.uint16)
+        for fact, is_so in (
+            (slot_facts.PINNED, pins != 0),
+            (slot_facts.NEGATIVE, pins < 0),
+            (slot_facts.INDEXED, self.index.is_indexed(slots)),
+            (slot_facts.STALE, self.index.is_stale(slots)),
+            (slot_facts.ASTRAY, self.index.is_astray(slots)),
+            (slot_facts.QUEUED, self.queue.is_queued(slots)),
+            (slot_facts.MISPLACED, self.queue.is_misplaced(slots)),
+            (slot_facts.OUT, self.quarantined.take(slots)),
+            (slot_facts.STACKED, stacked > 0),
+            (slot_facts.STACKED_TWICE, stacked > 1),
+            (slot_facts.UNUSED, (slots < self.first) | (slots >= self.free.fresh)),
+        ):
+            facts |= is_so * np.uint16(fact)
+        return facts
+
     def fingerprint(self, *, claimed: int) -> str:
         """A digest of pins, keys, eviction order and order of reuse; equal pools print equal. O(capacity)."""
         end = self.free.fresh
@@ -45,27 +71,8 @@ class PoolBooks:
 
     def check_invariants(self, counts: PoolCounts) -> list[str]:
         """Where a full recount and the `counts` of the pool differ, in words; O(capacity)."""
-        end = self.free.fresh
-        pinned = self.pins[:end] > 0
-        indexed = self.index.indexed_between(0, end)
-        out = self.quarantined[:end]
-        queued = self.queue.queued_between(0, end)
-        returned = self.free.returned
-        free = np.zeros(end, np.bool_)
-        free[returned] = True
-        reserved = pinned & ~indexed & ~out
-        states = free.astype(np.int8) + reserved + indexed + out
-        violated = {
-            "a pin count is negative": bool((self.pins < 0).any()),
-            "a slot that was never used has a pin": bool(self.pins[end:].any()),
-            "a slot is twice on the free stack": int(free.sum()) != len(returned),
-            "a free slot has a pin": bool((free & pinned).any()),
-            "a slot is in no state or in two": bool((states[self.first :] != 1).any()),
-            "the null block is in use": bool(states[: self.first].any()),
-            "the evictable slots are not those with a key and no pin": bool((queued != (indexed & ~pinned)).any()),
-            "the reserved count is wrong": int(reserved.sum()) != counts.reserved,
-            "the quarantined count is wrong": int(out.sum()) != counts.quarantined,
-            "there are more claims than slots for them": not 0 <= counts.claimed <= counts.free + counts.evictable,
-        }
-        found = self.index.check_invariants() + self.queue.check_invariants()
-        return found + [text for text, is_violated in violated.items() if is_violated]
+        stacked = np.bincount(self.free.returned, minlength=len(self)).astype(np.int8)
+        facts = self.find_facts(np.arange(len(self)), stacked=stacked)
+        slots = count_patterns(np.bincount(facts))
+        found = find_broken_rules(slots) + find_wrong_counts(slots, counts)
+        return found + self.index.check_invariants() + self.queue.check_invariants()

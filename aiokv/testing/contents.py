@@ -6,7 +6,7 @@ there, and garbage while a copy into it runs or after one that failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -117,6 +117,12 @@ class Contents:
             self._lost |= {(target, slot) for slot in targets}
             if transfer.direction is Direction.LOAD:
                 self._lost |= {(source, slot) for slot in transfer.sources.tolist()}
+
+    def rot(self, transfer: Transfer, copies: Collection[int]) -> None:
+        """The sources of these copies of a load turn out to be garbage: from now on they must not be found."""
+        source, _ = tiers_of(transfer)
+        for copy in copies:
+            self._held[source].pop(int(transfer.sources[copy]), None)
 
     def check_sources(self, transfer: Transfer) -> None:
         """Everything it reads is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -138,18 +138,28 @@ class CopyHost:
             self.submit(self.queued[0])
             self.settle()
 
-    def report(self, transfer: Transfer, rank: int, *, outcome: Outcome = Outcome.OK) -> None:
+    def report(
+        self, transfer: Transfer, rank: int, *, outcome: Outcome = Outcome.OK, corrupt: Collection[int] = ()
+    ) -> None:
         """One rank's part of a copy has ended, this way; nothing is given back before the last one (law 4)."""
         told = self.reports.setdefault(transfer.transfer_id, {})
         told[rank] = outcome
+        self.contents.rot(transfer, corrupt)
         if len(told) == self.cache.world_size:
             self._end(transfer, worst_of(told.values()))
-            self.driver.report(transfer, rank, outcome=outcome)
+            self.tell(transfer, rank, outcome=outcome, corrupt=corrupt)
         else:
-            self.driver.report(transfer, rank, outcome=outcome)
+            self.tell(transfer, rank, outcome=outcome, corrupt=corrupt)
             require(transfer.state is TransferState.SUBMITTED, "a copy ended before its last rank has reported")
             require(transfer.open_copies == len(transfer), "slots came back before the last rank has reported")
         self.settle()
+
+    def tell(self, transfer: Transfer, rank: int, *, outcome: Outcome, corrupt: Collection[int] = ()) -> None:
+        """Hand a rank's report to the cache and nobody else, as one that changes nothing."""
+        if outcome is Outcome.CORRUPT:
+            self.driver.report_corrupt(transfer, rank, copies=corrupt)
+        else:
+            self.driver.report(transfer, rank, outcome=outcome)
 
     def endable(self, pick: int) -> Transfer:
         """One of the running copies that can be the next to end."""

@@ -7,7 +7,7 @@ it checks nothing: what slots really hold, and whether all invariants are kept, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar, Protocol
@@ -45,6 +45,7 @@ class Step(Enum):
     UNDO_EXTEND = "take back an extension"
     LOSE = "lose a copy"
     REPORT = "report for one rank"
+    SPOIL = "find blocks corrupt"
 
 
 class Witness(Protocol):
@@ -183,6 +184,10 @@ class Driver:
     def report(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
         """One rank's part of a copy has ended."""
         self.cache.report(transfer.transfer_id, rank, outcome)
+
+    def report_corrupt(self, transfer: Transfer, rank: int, *, copies: Collection[int]) -> None:
+        """One rank's part of a load has ended, and the sources of these copies are corrupt there."""
+        self.cache.report(transfer.transfer_id, rank, Outcome.CORRUPT, corrupt=copies)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> None:
         """A copy has ended, this way on every rank that has not reported it."""

@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiokv.core.inflight import Transfer
 from aiokv.errors import AiokvError, UsageError
-from aiokv.model.ids import Tier
+from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import Outcome
 from aiokv.testing.copy_host import CopyHost
 from aiokv.testing.driver import Step
@@ -63,6 +64,16 @@ class TierMachine(RuleBasedStateMachine):
         """A copy ends on all ranks."""
         self.end_one(self.host.endable(pick), Outcome.LOST if lost else outcome)
 
+    @precondition(lambda self: any(t.direction is Direction.LOAD for t in self.host.queued + self.host.running))
+    @rule(pick=PICKS)
+    def find_corrupt(self, pick: int) -> None:
+        """A load ends that has brought corrupt blocks."""
+        self.host.submit_all()
+        endable = self.host.driver.endable(self.host.running)
+        loads = [transfer for transfer in endable if transfer.direction is Direction.LOAD]
+        if loads:
+            self.end_one(loads[pick % len(loads)], Outcome.CORRUPT)
+
     @precondition(lambda self: (self.host.running or self.host.queued) and self.offers(Step.REPORT))
     @rule(
         pick=PICKS,
@@ -77,7 +88,7 @@ class TierMachine(RuleBasedStateMachine):
         if not self.host.running:
             return
         transfer = self.host.endable(pick)
-        outcomes = [self.possible(Outcome.LOST if lost else outcome), *[Outcome.OK] * (len(ranks) - 1)]
+        outcomes = [self.possible(transfer, Outcome.LOST if lost else outcome), *[Outcome.OK] * (len(ranks) - 1)]
         for rank, ended in zip(ranks, outcomes, strict=True):
             if transfer in self.host.running:
                 self.report_one(transfer, rank, outcome=ended)
@@ -142,9 +153,20 @@ class TierMachine(RuleBasedStateMachine):
         """Whether the driver takes this step."""
         return step in self.host.driver.steps
 
-    def possible(self, outcome: Outcome) -> Outcome:
-        """The outcome, or a failure where no copy can be lost."""
-        return Outcome.FAILED if outcome is Outcome.LOST and not self.offers(Step.LOSE) else outcome
+    def possible(self, transfer: Transfer, outcome: Outcome) -> Outcome:
+        """The outcome, or a failure where this copy cannot be lost or bring corrupt blocks.
+
+        Two loads may read one slot, one of which is known to fail: neither says that it is corrupt, as the other would
+        have to say so too.
+        """
+        if outcome is Outcome.LOST and not self.offers(Step.LOSE):
+            return Outcome.FAILED
+        if outcome is not Outcome.CORRUPT:
+            return outcome
+        loads = self.host.in_flight(direction=Direction.LOAD)
+        readers = sum(bool(np.isin(load.sources, transfer.sources).any()) for load in loads)
+        is_alone = transfer in self.host.running and readers == 1 and transfer.direction is Direction.LOAD
+        return outcome if is_alone and self.offers(Step.SPOIL) else Outcome.FAILED
 
     def place(self, stream: int, positions: list[int], *, group: int, tier: Tier) -> None:
         """Place blocks, if need be in the room of those that nobody holds."""
@@ -160,7 +182,7 @@ class TierMachine(RuleBasedStateMachine):
 
     def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
         """The first rank that has not reported says this, the others OK; what was never submitted ends at once."""
-        outcome = self.possible(outcome)
+        outcome = self.possible(transfer, outcome)
         if transfer not in self.host.running or not self.offers(Step.REPORT):
             self.host.end(transfer, outcome)
             return
@@ -175,18 +197,24 @@ class TierMachine(RuleBasedStateMachine):
     def report_one(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
         """A rank reports; where it may not, that changes nothing."""
         told = self.host.reports.get(transfer.transfer_id, {})
+        corrupt = corrupt_copies(transfer) if outcome is Outcome.CORRUPT else ()
         before = self.host.cache.snapshot()
         if rank >= self.host.cache.world_size or told.get(rank, outcome) is not outcome:
-            require_refused(lambda: self.host.driver.report(transfer, rank, outcome=outcome))
+            require_refused(lambda: self.host.tell(transfer, rank, outcome=outcome, corrupt=corrupt))
             self.host.require_unchanged(before, "a refused report")
             self.seen["report refused"] += 1
         elif rank in told:
-            self.host.driver.report(transfer, rank, outcome=outcome)
+            self.host.tell(transfer, rank, outcome=outcome, corrupt=corrupt)
             self.host.require_unchanged(before, "a repeated report")
             self.seen["report repeated"] += 1
         else:
             self.seen[f"rank {outcome.value}"] += self.host.cache.world_size > 1
-            self.host.report(transfer, rank, outcome=outcome)
+            self.host.report(transfer, rank, outcome=outcome, corrupt=corrupt)
+
+
+def corrupt_copies(transfer: Transfer) -> tuple[int, ...]:
+    """Which copies of a load are corrupt when it brings corrupt blocks: about a third, and one at least."""
+    return tuple(np.flatnonzero(transfer.sources % 3 == 0).tolist()) or (0,)
 
 
 def _other_than(outcome: Outcome) -> Outcome:

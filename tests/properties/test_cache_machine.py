@@ -14,6 +14,7 @@ STEPS: Final = 80
 LEAST: Final = 5
 """Of each rare situation; some 30 or more are met, so that other draws do not fail the test."""
 RARE: Final = (
+    "load corrupt",
     "load error",
     "load ok",
     "store ok",
