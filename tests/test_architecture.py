@@ -26,8 +26,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TOP_LEVEL = {"pyproject.toml", "aiokv", "integrations", "tests", "dashboards", "README.md", "LICENSE"}
 BUILD_PRODUCTS = {"build", "dist", "venv", "__pycache__"}  # ignored by git
 NEED_HYPOTHESIS = {
-    ROOT / "aiokv/testing" / name
-    for name in ("hint_machine.py", "machine.py", "run.py", "strategies.py", "tier_machine.py")
+    ROOT / "aiokv/testing" / f"{name}.py"
+    for name in ("hint_machine", "machine", "run", "scheduler_machine", "strategies", "tier_machine", "wait_machine")
 }
 NOT_IN_CORE = {"asyncio", "anyio", "uvloop", "threading", "time", "logging", "torch", "cuda", "prometheus_client"}
 MAX_FILE_LINES = 350

@@ -52,7 +52,8 @@ Outcome Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig Slidin
 TransferError UsageError run
 """
 TESTING_NAMES = """
-FakeBackend FakeCopy FaultyBackend InjectedFaults evict exhaustive_hit exhaustive_sources make_resident
+BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend InjectedFaults Row RuntimeDriver Scheduler Setup
+Witness evict exhaustive_hit exhaustive_sources make_resident run_cache_machine run_scheduler_machine
 """
 
 IDENTITY = ("salt", "adapter", "media")

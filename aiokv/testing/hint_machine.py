@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from aiokv.model.ids import Tier
-from aiokv.testing.hint_host import Hint
+from aiokv.testing.hint_host import Hint, HintHost
 from aiokv.testing.strategies import LONGEST_PROMPT, PICKS, RARELY, STREAMS
 from aiokv.testing.tier_machine import TierMachine
 
@@ -17,6 +17,8 @@ _PREFIXES = st.integers(0, LONGEST_PROMPT) | st.sampled_from([8, 16, 20, 24, 32]
 
 class HintMachine(TierMachine):
     """Residence hints of two tenants, on prefixes that they share."""
+
+    host: HintHost
 
     @rule(
         stream=STREAMS,

@@ -229,8 +229,12 @@ class Host(HintHost):
         self.settle()
 
     def release(self, record: LeaseRecord) -> None:
-        """The request leaves."""
+        """The request leaves, and nobody else does."""
+        others = [other for other in self.cache.leases() if other is not record]
         self.driver.release(record)
+        require(record.state is LeaseState.RELEASED or record.is_finishing, "a lease that was released is still held")
+        gone = [other.request.request_id for other in others if other.state is LeaseState.RELEASED]
+        require(not gone, "leases were given back with another one", gone)
         self.settle()
 
     def finish(self, record: LeaseRecord) -> None:
@@ -245,7 +249,7 @@ class Host(HintHost):
     ) -> LeaseRecord | Deferred:
         layout = self._promises.layout(stream)
         before = self.cache.snapshot()
-        busy = self.cache.live_leases or self.cache.unfinished_transfers
+        busy = self.cache.live_leases or self.cache.unfinished_transfers or self.driver.waiting
         try:
             record = attempt(request)
         except CapacityError:
@@ -288,7 +292,7 @@ class Host(HintHost):
         block = self.sizes[group]
         written: dict[int, Content | None] = {}
         if group in record.state_slots:
-            working, capture = self.cache.state_slots(record, group=group).tolist()
+            working, capture = self.driver.state_slots(record, group=group)
             written[working] = None
             for length in states:
                 digest = self.streams.digest(stream, group, length // block - 1)
@@ -303,4 +307,4 @@ class Host(HintHost):
     def _slot(self, record: LeaseRecord, *, group: int, position: int) -> int:
         """The slot of a block; reads the table, which finishes the naming, only if it has no name yet."""
         slot = int(record.tables[group].view()[position])
-        return slot or int(self.cache.block_ids(record, group=group)[position])
+        return slot or int(self.driver.block_ids(record, group=group)[position])

@@ -12,7 +12,7 @@ from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSp
 from aiokv.testing.driver import Setup
 from aiokv.testing.streams import FORKS
 
-__all__ = ["CHUNKS", "KINDS", "LONGEST_PROMPT", "OUTCOMES", "PICKS", "PROMPTS", "RARELY", "STREAMS", "setups"]
+__all__ = ["CHUNKS", "KINDS", "LONGEST_PROMPT", "OUTCOMES", "PICKS", "PROMPTS", "RARELY", "SELDOM", "STREAMS", "setups"]
 
 LONGEST_PROMPT: Final = 60
 STREAMS: Final = st.integers(0, len(FORKS) - 1)
@@ -21,6 +21,7 @@ PICKS: Final = st.integers(0, 7)
 CHUNKS: Final = st.sampled_from([None, None, None, 1, 4, 8])
 OUTCOMES: Final = st.sampled_from([Outcome.OK, Outcome.OK, Outcome.FAILED])
 RARELY: Final = st.sampled_from(range(6)).map(lambda dice: dice == 4)
+SELDOM: Final = st.sampled_from(range(3)).map(lambda dice: dice == 1)
 KINDS: Final = ("full", "full", "window", "chunked", "recurrent")
 """Kinds of groups, by how often they are drawn."""
 
