@@ -177,6 +177,8 @@ class HolderAudit:
                 pins=tuple(self._copied_by(transfer, tier) for tier in tiers if transfer.open_copies),
             )
             self._copies[transfer_id] = now
+            for lease_id in {transfer.owner, *transfer.waiters} & self._leases.keys():
+                self._leases[lease_id].transfers.add(transfer_id)  # begun since the lease was visited
         changes = 0
         for tier, pool in self._pools.items():
             changes += pool.exchange(before.sources(tier), now.sources(tier))
