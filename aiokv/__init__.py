@@ -18,6 +18,7 @@ from aiokv.model.events import BlockRemoved, BlockStored, EventsDropped, TierCle
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import (
+    Checksum,
     CopyBatch,
     Declined,
     DeclineReason,
@@ -51,6 +52,7 @@ __all__ = [
     "BlockStored",
     "CacheGeometry",
     "CapacityError",
+    "Checksum",
     "ChunkedLocal",
     "ConfigError",
     "CopyBatch",

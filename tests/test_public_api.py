@@ -44,10 +44,11 @@ from aiokv.testing import FakeBackend, evict, exhaustive_hit, make_resident
 ROOT = Path(__file__).resolve().parent.parent
 
 NAMES = """
-AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError ChunkedLocal
-ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped ForeignBlock
-FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome Preempted
-RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError UsageError run
+AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError Checksum
+ChunkedLocal ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped
+ForeignBlock FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome
+Preempted RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError
+UsageError run
 """
 TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
 
@@ -70,9 +71,10 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     KVRuntime.quiesce: (),
     KVRuntime.snapshot: (),
     KVRuntime.audit: (),
+    KVRuntime.audit_sliced: (),
     KVRuntime.events: (),
     KVRuntime.transfers: (),
-    KVRuntime.report: ("transfer_id", "rank", "outcome"),
+    KVRuntime.report: ("transfer_id", "rank", "outcome", "corrupt"),
     KVRuntime.lose_rank: ("rank",),
     Lease.block_table: ("group",),
     Lease.block_ids: ("group", "start"),
@@ -103,6 +105,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
         "cpu_bytes",
         "store_policy",
         "watermark",
+        "checksum",
         "backend",
         "world_size",
         "remote_ranks",
@@ -114,6 +117,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     FakeBackend.complete: ("n",),
     FakeBackend.complete_all: (),
     FakeBackend.fail: ("n",),
+    FakeBackend.corrupt: ("n", "copies"),
     make_resident: ("kv", "token_ids", "layout", "salt"),
     evict: ("kv", "token_ids", "blocks", "tier"),
     exhaustive_hit: ("geometry", "num_tokens", "layout", "align"),
@@ -231,8 +235,8 @@ async def test_the_embedding_example_of_the_contract_runs() -> None:
         async with kv.quiesce():
             pass
         assert kv.snapshot() == kv.snapshot()
-        audit = kv.audit()
-        assert (audit.leases, audit.pins, audit.reservations, audit.violations) == ((), (), (), ())
+        for audit in (kv.audit(), await kv.audit_sliced()):
+            assert (audit.leases, audit.pins, audit.reservations, audit.violations) == ((), (), (), ())
         registry = prometheus_client.CollectorRegistry()
         registry.register(kv.collector)
         assert b"aiokv_prompt_tokens_total" in prometheus_client.generate_latest(registry)

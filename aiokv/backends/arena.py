@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from aiokv.backends.base import BackendLayout
 from aiokv.backends.strides import Fragment, TensorView, find_fragments, require_shared_blocks_agree, view_tensor
 from aiokv.errors import ConfigError
+from aiokv.model.plan import Checksum
 from aiokv.model.spec import CacheGeometry, GroupSpec, RecurrentState
 
 __all__ = ["ByteRows", "CpuArena", "Fragment", "Layout"]
@@ -41,6 +42,7 @@ class Layout:
     gpu_blocks: int
     cpu_blocks: int
     arenas: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    checksum: Checksum = Checksum.OFF
     device: str = field(init=False)
     """Where all tensors live, as torch spells it ("cpu", "cuda:0"); empty without arenas."""
     fragments: Mapping[str, tuple[Fragment, ...]] = field(init=False)
@@ -66,6 +68,7 @@ class Layout:
             gpu_blocks=layout.gpu_blocks,
             cpu_blocks=layout.cpu_blocks,
             arenas=layout.arenas,
+            checksum=layout.checksum,
         )
 
     def block_bytes(self, group: str) -> int:

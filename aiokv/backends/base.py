@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Protocol
 
 from aiokv.model.ids import Direction
-from aiokv.model.plan import CopyBatch
+from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["Backend", "BackendLayout", "DeviceEvent", "EventStatus", "WakeMode"]
@@ -22,6 +22,8 @@ class EventStatus(Enum):
 
     PENDING = "pending"
     DONE = "done"
+    CORRUPT = "corrupt"
+    """This load has been made, but some of its sources are not as they were stored."""
     FAILED = "failed"
     """This copy ended with an error; later copies of the stream are not affected."""
     LOST = "lost"
@@ -45,7 +47,11 @@ class DeviceEvent(Protocol):
         ...
 
     def detail(self) -> str:
-        """What went wrong, in words; empty unless the status is FAILED or LOST."""
+        """What went wrong, in words; empty unless the status is CORRUPT, FAILED or LOST."""
+        ...
+
+    def corrupt_copies(self) -> Sequence[int]:
+        """Places in the batch of the copies whose source was corrupt; empty unless the status is CORRUPT."""
         ...
 
 
@@ -70,6 +76,11 @@ class BackendLayout(Protocol):
     @property
     def arenas(self) -> Mapping[str, Sequence[object]]:
         """Per group, the engine's KV tensors; empty for a backend without memory."""
+        ...
+
+    @property
+    def checksum(self) -> Checksum:
+        """How blocks are checked when they are loaded; a backend without memory has nothing to check."""
         ...
 
 

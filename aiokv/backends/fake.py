@@ -6,7 +6,7 @@ target, and a slot reused while a copy that touches it still runs are all `Usage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, final
@@ -44,11 +44,12 @@ class FakeCopy:
 class _FakeEvent:
     """The device event of one copy; the backend alone moves it, once."""
 
-    __slots__ = ("_detail", "_status")
+    __slots__ = ("_corrupt", "_detail", "_status")
 
     def __init__(self) -> None:
         self._status = EventStatus.PENDING
         self._detail = ""
+        self._corrupt: tuple[int, ...] = ()
 
     def query(self) -> EventStatus:
         return self._status
@@ -56,9 +57,13 @@ class _FakeEvent:
     def detail(self) -> str:
         return self._detail
 
-    def end(self, status: EventStatus, *, detail: str) -> None:
+    def corrupt_copies(self) -> tuple[int, ...]:
+        return self._corrupt
+
+    def end(self, status: EventStatus, *, detail: str, corrupt: tuple[int, ...] = ()) -> None:
         self._status = status
         self._detail = detail
+        self._corrupt = corrupt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,6 +196,22 @@ class FakeBackend:
         """End the `n` oldest copies (of one direction if given) with an error, and ring the doorbell once."""
         self._end(n, direction=direction, status=EventStatus.FAILED, detail="the test failed this copy")
 
+    def corrupt(self, n: int = 1, *, copies: Sequence[int] = (0,)) -> None:
+        """End the `n` oldest loads by finding the CPU blocks of these `copies` (places in the load) corrupt; ring once.
+
+        `UsageError`, and nothing has ended, if one of the loads has no such copy, or if `copies` is empty.
+        """
+        loads = [run for run in self._running if run.batch.direction is Direction.LOAD][: max(n, 0)]
+        if not copies or any(not 0 <= copy < len(run.batch) for run in loads for copy in copies):
+            raise UsageError(f"copies must name at least one place that each of the loads has, not {tuple(copies)}")
+        self._end(
+            n,
+            direction="load",
+            status=EventStatus.CORRUPT,
+            detail="the test found blocks changed",
+            corrupt=tuple(copies),
+        )
+
     def fail_next_submit(self, error: Exception) -> None:
         """The next `submit` raises `error` and starts nothing."""
         self._next_error = error
@@ -256,7 +277,15 @@ class FakeBackend:
         if batch.direction is Direction.LOAD and NULL_SLOT in batch.target_blocks:
             raise UsageError("a load writes the null block")
 
-    def _end(self, n: int, *, direction: CopyDirection | None, status: EventStatus, detail: str) -> None:
+    def _end(
+        self,
+        n: int,
+        *,
+        direction: CopyDirection | None,
+        status: EventStatus,
+        detail: str,
+        corrupt: tuple[int, ...] = (),
+    ) -> None:
         if n < 0:
             raise UsageError(f"n must not be negative, it is {n}")
         if direction is None:
@@ -269,7 +298,7 @@ class FakeBackend:
         for run in ended:
             self._traffic[_SOURCE_TIER[run.batch.direction]].end(reads=run.batch.source_blocks)
             self._traffic[_TARGET_TIER[run.batch.direction]].end(writes=run.batch.target_blocks)
-            run.event.end(status, detail=detail)
+            run.event.end(status, detail=detail, corrupt=corrupt)
         self._ring()
 
 

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from aiokv.backends.arena import CpuArena, Layout
 from aiokv.backends.base import BackendLayout, WakeMode
+from aiokv.backends.checksums import BlockChecksums, choose_digest
 from aiokv.backends.host_copy import Lane, cut_lanes
 from aiokv.backends.host_thread import CopyJob, CopyThread, HostEvent, HostFaults, Stall
 from aiokv.errors import BackendLost, ConfigError, UsageError
 from aiokv.model.ids import NULL_SLOT, Direction, SlotArray
-from aiokv.model.plan import CopyBatch
+from aiokv.model.plan import Checksum, CopyBatch
 
 __all__ = ["HostBackend", "HostEvent", "HostFaults", "Stall"]
 
@@ -48,8 +49,13 @@ class _Opened:
         }
         for lane in (lane for lanes in self.lanes.values() for lane in lanes):
             lane.gpu.rows[NULL_SLOT] = 0
-        self.thread = CopyThread(faults=faults)
+        self.thread = CopyThread(faults=faults, checksums=self._make_checksums())
         weakref.finalize(self, self.thread.stop)
+
+    def _make_checksums(self) -> BlockChecksums | None:
+        if self.layout.checksum is Checksum.OFF:
+            return None
+        return BlockChecksums(self.arena.rows, how=self.layout.checksum, digest=choose_digest())
 
 
 @final

@@ -20,6 +20,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.backends.base import EventStatus
+from aiokv.backends.checksums import BlockChecksums
 from aiokv.backends.host_copy import BOUNCE_BYTES, CopyMap, Lane, copy_steps
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
@@ -52,7 +53,7 @@ class HostFaults:
     fail: frozenset[int] = frozenset()
     """These end with an error after their first step: the target is torn."""
     corrupt: frozenset[int] = frozenset()
-    """These end well, but the first byte of the first target block is wrong."""
+    """These end well, but the first byte of the first target block is wrong afterwards."""
     kill: frozenset[int] = frozenset()
     """At the start of these the copy thread dies."""
     stall: Mapping[int, Stall] = field(default_factory=dict)
@@ -63,12 +64,13 @@ class HostFaults:
 class HostEvent:
     """The device event of one copy. The copy thread alone ends it, once; any thread may ask."""
 
-    __slots__ = ("_detail", "_status", "_thread")
+    __slots__ = ("_corrupt", "_detail", "_status", "_thread")
 
     def __init__(self, thread: CopyThread) -> None:
         self._thread = thread
         self._status = EventStatus.PENDING
         self._detail = ""
+        self._corrupt: Sequence[int] = ()
 
     def query(self) -> EventStatus:
         """See `DeviceEvent`."""
@@ -81,9 +83,14 @@ class HostEvent:
         """See `DeviceEvent`."""
         return self._thread.lost if self.query() is EventStatus.LOST else self._detail
 
-    def end(self, status: EventStatus, *, detail: str) -> None:
+    def corrupt_copies(self) -> Sequence[int]:
+        """See `DeviceEvent`."""
+        return self._corrupt
+
+    def end(self, status: EventStatus, *, detail: str, corrupt: Sequence[int] = ()) -> None:
         """Set the final status. The copy thread's alone to call."""
         self._detail = detail
+        self._corrupt = corrupt
         self._status = status
 
 
@@ -91,31 +98,38 @@ class HostEvent:
 class CopyJob:
     """One batch on its way through the thread, in which it was the `number`-th to be submitted."""
 
-    __slots__ = ("batch", "event", "lanes", "num_bytes", "number", "seconds", "steps")
+    __slots__ = ("batch", "block_bytes", "corrupt", "event", "lanes", "num_bytes", "number", "seconds", "steps")
 
     def __init__(self, batch: CopyBatch, *, number: int, lanes: Sequence[Lane], event: HostEvent) -> None:
         self.batch = batch
         self.number = number
         self.lanes = lanes
         self.event = event
-        self.num_bytes = len(batch) * sum(lane.gpu.rows.shape[1] for lane in lanes)
+        self.block_bytes: int = sum(lane.gpu.rows.shape[1] for lane in lanes)
+        self.num_bytes = len(batch) * self.block_bytes
         self.seconds = 0.0
         """Time spent in its steps so far."""
         self.steps: Iterator[None] | None = None
         """What is left of it; `None` before its first step."""
+        self.corrupt: list[int] = []
+        """Copies of a load whose source is not as it was stored; known after the last step."""
 
 
 @final
 class CopyThread:
-    """Starts at construction. `put` and `stop` never block; `lost` is final once it is not empty."""
+    """Starts at construction. `put` and `stop` never block; `lost` is final once it is not empty.
 
-    __slots__ = ("_bandwidth", "_bounce", "_faults", "_inbox", "_lock", "_streams", "_thread", "lost")
+    With `checksums` a store ends when those of its targets are taken, a load when those of its sources are compared.
+    """
 
-    def __init__(self, *, faults: HostFaults) -> None:
+    __slots__ = ("_bandwidth", "_bounce", "_checksums", "_faults", "_inbox", "_lock", "_streams", "_thread", "lost")
+
+    def __init__(self, *, faults: HostFaults, checksums: BlockChecksums | None = None) -> None:
         self.lost = ""
         """Why nothing is copied any more; empty while the thread is well."""
         self._lock = threading.Lock()  # an event ends either before `lost` is set or never
         self._faults = faults
+        self._checksums = checksums
         self._bounce = np.zeros(BOUNCE_BYTES, dtype=np.uint8)
         self._bandwidth = dict.fromkeys(Direction, 0.0)
         self._streams: dict[Direction, deque[CopyJob]] = {direction: deque() for direction in Direction}
@@ -181,7 +195,7 @@ class CopyThread:
             self._end(job, EventStatus.FAILED, detail=f"{type(error).__name__}: {error}")
         else:
             self._note_speed(job)
-            self._end(job, EventStatus.DONE)
+            self._end_well(job)
         stream.popleft()
 
     def _advance(self, job: CopyJob) -> bool:
@@ -200,6 +214,8 @@ class CopyThread:
         if job.number in self._faults.kill:
             raise _KilledError
         is_load = job.batch.direction is Direction.LOAD
+        if self._checksums is not None and not is_load:
+            self._checksums.forget(job.batch.target_blocks)
         pairs = [(lane.cpu, lane.gpu) if is_load else (lane.gpu, lane.cpu) for lane in job.lanes]
         blocks = CopyMap(job.batch.source_blocks, job.batch.target_blocks)
         steps = chain.from_iterable(
@@ -212,8 +228,15 @@ class CopyThread:
         if job.number in self._faults.fail:
             raise _InjectedError("a test wanted this copy to fail")
         yield from steps
+        if self._checksums is not None:
+            yield from self._check(job, self._checksums)
         if job.number in self._faults.corrupt and len(blocks):
             pairs[0][1].rows[blocks.target[0], 0] ^= 0xFF
+
+    def _check(self, job: CopyJob, checksums: BlockChecksums) -> Iterator[None]:
+        if job.batch.direction is Direction.STORE:
+            return checksums.record(job.batch.target_blocks, num_bytes=job.block_bytes)
+        return checksums.compare(job.batch.source_blocks, num_bytes=job.block_bytes, corrupt=job.corrupt)
 
     def _note_speed(self, job: CopyJob) -> None:
         if job.num_bytes and job.seconds > 0.0:
@@ -221,10 +244,17 @@ class CopyThread:
             before = self._bandwidth[job.batch.direction] or latest
             self._bandwidth[job.batch.direction] = before + _EWMA_WEIGHT * (latest - before)
 
+    def _end_well(self, job: CopyJob) -> None:
+        if not job.corrupt:
+            self._end(job, EventStatus.DONE)
+            return
+        found = f"{len(job.corrupt)} of {len(job.batch)} blocks are not as they were stored"
+        self._end(job, EventStatus.CORRUPT, detail=found)
+
     def _end(self, job: CopyJob, status: EventStatus, *, detail: str = "") -> None:
         with self._lock:
             if not self.lost:
-                job.event.end(status, detail=detail)
+                job.event.end(status, detail=detail, corrupt=tuple(job.corrupt))
 
 
 class _InjectedError(Exception):

@@ -28,6 +28,9 @@ class _Done:
     def detail(self) -> str:
         return ""
 
+    def corrupt_copies(self) -> tuple[int, ...]:
+        return ()
+
 
 _DONE = _Done()
 

@@ -281,4 +281,5 @@ def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> 
         hit=plan.hit,
         groups=shares,
         epochs=world.epochs,
+        watchers=world.leases.watchers,
     )

@@ -1,24 +1,28 @@
-"""Who holds what: frozen pictures of a cache, for tests, operators and the audit. Changes nothing, raises nothing."""
+"""Who holds what: frozen pictures of a cache, for tests, operators and the audit. Changes nothing.
+
+Times are numbers of the host's own clock, as it wrote them down; the core knows none. `None` where it wrote none.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-
-import numpy as np
+from enum import Enum
 
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
-from aiokv.core.pool import Pool, PoolCounts
+from aiokv.core.pool import PoolCounts
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, Direction, SlotArray, Tier
+from aiokv.model.ids import Tier
 
-__all__ = ["Audit", "Holding", "LeaseView", "Snapshot", "TransferView", "take_audit", "take_snapshot"]
+__all__ = [
+    "Audit", "AuditClock", "HolderKind", "Holding", "LeaseView", "Snapshot", "TransferView", "take_snapshot",
+    "view_lease",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseView:
-    """One live lease."""
+    """One live lease. `since` and `is_overdue` belong to audits: a snapshot has no times."""
 
     lease_id: int
     request_id: str
@@ -26,6 +30,10 @@ class LeaseView:
     prefix_tokens: int
     gpu_blocks: int
     unnamed_claims: int
+    since: float | None = None
+    """When it was admitted."""
+    is_overdue: bool = False
+    """Older than the host allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +65,34 @@ class Snapshot:
     transfers: tuple[TransferView, ...]
 
 
+class HolderKind(Enum):
+    """What can hold slots: a lease, or a transfer by its direction."""
+
+    LEASE = "lease"
+    LOAD = "load"
+    STORE = "store"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """One holder of pins: a lease or a transfer."""
+    """The pins, or the claims without a slot, that one holder has in one tier."""
 
-    holder: str
+    kind: HolderKind
+    holder_id: int
+    """Of the lease or the transfer."""
     request_id: str
+    """Whose lease it is, or who asked for the copies; empty once that one has left."""
     tier: Tier
     blocks: int
+    since: float | None = None
+    """When the lease was admitted or the transfer came to the host."""
+    waiters: tuple[str, ...] = ()
+    """The requests that wait for a transfer; without any it is an orphan, which its holder has left behind."""
+
+    @property
+    def holder(self) -> str:
+        """The holder in words."""
+        return f"{self.kind.value} {self.holder_id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +103,27 @@ class Audit:
     pins: tuple[Holding, ...]
     reservations: tuple[Holding, ...]
     violations: tuple[str, ...]
+    taken_at: float | None = None
+    """When the audit began."""
+
+    @property
+    def overdue(self) -> tuple[LeaseView, ...]:
+        """The leases that are older than the host allows."""
+        return tuple(lease for lease in self.leases if lease.is_overdue)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditClock:
+    """When the audit began, and how old a lease may be then; by the host's clock, `None` where it told none."""
+
+    now: float | None = None
+    lease_age_limit: float | None = None
+
+    def is_overdue(self, since: float | None) -> bool:
+        """Whether a lease admitted `since` then is overdue."""
+        if self.now is None or self.lease_age_limit is None or since is None:
+            return False
+        return self.now - since > self.lease_age_limit
 
 
 def take_snapshot(world: World) -> Snapshot:
@@ -84,103 +133,28 @@ def take_snapshot(world: World) -> Snapshot:
         cpu=world.cpu.counts() if world.cpu is not None else None,
         gpu_order=world.gpu.fingerprint(),
         cpu_order=world.cpu.fingerprint() if world.cpu is not None else "",
-        leases=tuple(_lease_view(record) for record in world.leases),
-        transfers=tuple(_transfer_view(world, transfer) for transfer in world.inflight),
+        leases=tuple(view_lease(record, gpu_blocks=len(record.held_slots())) for record in world.leases),
+        transfers=tuple(_view_transfer(world, transfer) for transfer in world.inflight),
     )
 
 
-def take_audit(world: World) -> Audit:
-    """Every pin and reservation by holder, and all violated invariants in words."""
-    pins = [_lease_pins(record) for record in world.leases]
-    pins += [holding for transfer in world.inflight for holding in _transfer_pins(world, transfer)]
-    reservations = [
-        Holding(
-            holder=f"lease {record.lease_id}",
-            request_id=record.request.request_id,
-            tier=Tier.GPU,
-            blocks=record.unnamed_claims,
-        )
-        for record in world.leases
-        if record.unnamed_claims
-    ]
-    return Audit(
-        leases=tuple(_lease_view(record) for record in world.leases),
-        pins=tuple(pin for pin in pins if pin.blocks),
-        reservations=tuple(reservations),
-        violations=tuple(_violations(world)),
-    )
-
-
-def _violations(world: World) -> list[str]:
-    found = world.gpu.check_invariants()
-    found += _pin_violations(world.gpu, [_held(record) for record in world.leases] + _transfer_slots(world, Tier.GPU))
-    claimed = sum(record.unnamed_claims for record in world.leases)
-    if claimed != world.gpu.claimed_count:
-        found.append(f"the leases claim {claimed} GPU slots, the pool counts {world.gpu.claimed_count}")
-    if world.cpu is not None:
-        found += world.cpu.check_invariants()
-        found += _pin_violations(world.cpu, _transfer_slots(world, Tier.CPU))
-    return found
-
-
-def _pin_violations(pool: Pool, holdings: list[SlotArray]) -> list[str]:
-    """Invariant 2: a slot has as many pins as live leases and transfers hold it."""
-    holders: Counter[int] = Counter()
-    for slots in holdings:
-        holders.update(slots.tolist())
-    first = NULL_SLOT + 1 if pool.tier is Tier.GPU else 0
-    slots = np.arange(first, first + pool.capacity, dtype=np.int32)
-    pins = pool.pins_of(slots)
-    wrong = [slot for slot, count in zip(slots.tolist(), pins.tolist(), strict=True) if count != holders[slot]]
-    return [f"{pool.tier.value} slot {slot} has {pins[slot - first]} pins, {holders[slot]} holders" for slot in wrong]
-
-
-def _transfer_slots(world: World, tier: Tier) -> list[SlotArray]:
-    held = []
-    for transfer in world.inflight:
-        reads_tier = (tier is Tier.CPU) == (transfer.direction is Direction.LOAD)
-        if reads_tier:
-            held.append(transfer.sources[: transfer.open_copies])
-        elif transfer.targets is not None:
-            held.append(transfer.targets[: transfer.open_copies])
-    return held
-
-
-def _held(record: LeaseRecord) -> SlotArray:
-    return record.held_slots()
-
-
-def _lease_pins(record: LeaseRecord) -> Holding:
-    return Holding(
-        holder=f"lease {record.lease_id}",
-        request_id=record.request.request_id,
-        tier=Tier.GPU,
-        blocks=len(record.held_slots()),
-    )
-
-
-def _transfer_pins(world: World, transfer: Transfer) -> list[Holding]:
-    owner = world.leases.find(transfer.owner).request.request_id if transfer.owner in world.leases else ""
-    source, target = (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
-    name = f"{transfer.direction.value} {transfer.transfer_id}"
-    pins = [Holding(holder=name, request_id=owner, tier=source, blocks=transfer.open_copies)]
-    if transfer.targets is not None:
-        pins.append(Holding(holder=name, request_id=owner, tier=target, blocks=transfer.open_copies))
-    return pins
-
-
-def _lease_view(record: LeaseRecord) -> LeaseView:
+def view_lease(
+    record: LeaseRecord, *, gpu_blocks: int, since: float | None = None, is_overdue: bool = False
+) -> LeaseView:
+    """One lease as a value."""
     return LeaseView(
         lease_id=record.lease_id,
         request_id=record.request.request_id,
         state=record.state.value,
         prefix_tokens=record.length,
-        gpu_blocks=len(record.held_slots()),
+        gpu_blocks=gpu_blocks,
         unnamed_claims=record.unnamed_claims,
+        since=since,
+        is_overdue=is_overdue,
     )
 
 
-def _transfer_view(world: World, transfer: Transfer) -> TransferView:
+def _view_transfer(world: World, transfer: Transfer) -> TransferView:
     return TransferView(
         transfer_id=transfer.transfer_id,
         direction=transfer.direction.value,

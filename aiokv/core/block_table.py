@@ -6,11 +6,13 @@ nothing there or the claim has not been named yet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
+from aiokv.core.watching import ChangedHolders
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray
 
 __all__ = ["BlockTable", "ClaimSegment"]
@@ -20,11 +22,14 @@ __all__ = ["BlockTable", "ClaimSegment"]
 class BlockTable:
     """Slots by block position. Views handed out are read-only and valid until the table grows."""
 
-    __slots__ = ("_length", "_slots")
+    __slots__ = ("_length", "_owner", "_slots", "_watchers")
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, *, owner: int = 0, watchers: Sequence[ChangedHolders] = ()) -> None:
+        """`owner` is the lease that the table is of; each of `watchers` is told when it holds other slots."""
         self._slots: SlotArray = np.zeros(max(length, 8), np.int32)
         self._length = length
+        self._owner = owner
+        self._watchers = watchers
 
     def __len__(self) -> int:
         return self._length
@@ -42,6 +47,7 @@ class BlockTable:
             larger[: self._length] = self._slots[: self._length]
             self._slots = larger
         self._length = max(self._length, length)
+        self._tell()
 
     def cut(self, length: int) -> SlotArray:
         """Keep at most `length` positions; returns the slots held beyond."""
@@ -52,12 +58,14 @@ class BlockTable:
     def put(self, positions: IntArray, slots: SlotArray) -> None:
         """Bind slots to positions."""
         self._slots[positions] = slots
+        self._tell()
 
     def take(self, positions: IntArray) -> SlotArray:
         """Remove and return the slots held at `positions`."""
         held = self._slots[positions]
         taken: SlotArray = held[held != NULL_SLOT]
         self._slots[positions] = NULL_SLOT
+        self._tell()
         return taken
 
     def take_range(self, start: int, stop: int) -> SlotArray:
@@ -65,11 +73,16 @@ class BlockTable:
         part = self._slots[start:stop]
         taken: SlotArray = part[part != NULL_SLOT].copy()
         part[:] = NULL_SLOT
+        self._tell()
         return taken
 
     def held_positions(self) -> IntArray:
         """Positions that hold a slot, ascending."""
         return np.flatnonzero(self._slots[: self._length]).astype(np.int64, copy=False)
+
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed.add(self._owner)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

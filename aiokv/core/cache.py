@@ -10,15 +10,16 @@ Rules: the core never waits, never copies, and knows no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.admission import Admission
-from aiokv.core.audit import Audit, Snapshot, take_audit, take_snapshot
+from aiokv.core.audit import Audit, AuditClock, Snapshot, take_snapshot
+from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
-from aiokv.core.counters import Closing, Counters, EvictReason
+from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
 from aiokv.core.forks import Forks
 from aiokv.core.inflight import Transfer, TransferEvent
@@ -27,12 +28,13 @@ from aiokv.core.loads import Loads
 from aiokv.core.placement import Placement
 from aiokv.core.pool_values import PoolCounts
 from aiokv.core.ranks import Ranks
+from aiokv.core.resets import Resets
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS, Job
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
 from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
-from aiokv.core.world import SCAN_LIMIT, Outbox, World
+from aiokv.core.world import Outbox, World
 from aiokv.errors import ConfigError
 from aiokv.model.ids import SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -55,7 +57,7 @@ class CacheState:
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_ranks", "_room", "_stores", "_world", "forks", "placement",
+        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "forks", "placement",
         "truncations",
     )  # fmt: skip
 
@@ -89,6 +91,7 @@ class CacheState:
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
+        self._resets = Resets(self._world)
         self.placement = Placement(self._world)
 
     @property
@@ -144,7 +147,7 @@ class CacheState:
     @property
     def is_sweeping(self) -> bool:
         """Whether slots of a tier that was reset are still to be given back."""
-        return any(pool.stale_count for pool in (self._world.gpu, self._world.cpu) if pool is not None)
+        return self._resets.is_sweeping
 
     @property
     def is_backend_lost(self) -> bool:
@@ -252,20 +255,24 @@ class CacheState:
         transfer.advance(TransferEvent.SUBMIT)
         self.counters.submitted_blocks[transfer.direction] += len(transfer)
 
-    def complete(self, transfer_id: int, outcome: Outcome) -> None:
+    def complete(self, transfer_id: int, outcome: Outcome, *, corrupt: Collection[int] = ()) -> None:
         """All copies of a transfer have ended: this way on every rank that has not reported it, the worst one decides.
 
-        `UsageError` where there is no such transfer or it has ended.
+        `corrupt` as in `report`. `UsageError` where there is no such transfer or it has ended.
         """
-        self._ranks.complete(transfer_id, outcome)
+        self._ranks.complete(transfer_id, outcome, corrupt=corrupt)
 
-    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
+    def report(  # noqa: PLR0917  # as in the contract
+        self, transfer_id: int, rank: int, outcome: Outcome, *, corrupt: Collection[int] = ()
+    ) -> None:
         """One rank's copies of a submitted transfer have ended; the last rank ends it, the worst report decides how.
 
-        The same report again changes nothing. `UsageError`, and nothing has changed, for an unknown rank or transfer,
-        one that has ended, and for another outcome than the rank reported before.
+        With CORRUPT, which only a load can be, `corrupt` names the copies (places in the batch, from 0 on) whose block
+        is not as it was stored: these leave the CPU tier at once. The same report again changes nothing. `UsageError`,
+        and nothing has changed, for an unknown rank, transfer or copy, a transfer that has ended, and for something
+        else than the rank reported before.
         """
-        self._ranks.report(transfer_id, rank=rank, outcome=outcome)
+        self._ranks.report(transfer_id, rank=rank, outcome=outcome, corrupt=corrupt)
 
     def lose_rank(self, rank: int) -> None:
         """A rank is gone: what it has not reported of submitted transfers is LOST, and no copy can be made any more."""
@@ -296,14 +303,7 @@ class CacheState:
 
     def reset(self, tiers: Sequence[Tier] = (Tier.GPU, Tier.CPU)) -> None:
         """Make the tiers answer nothing, at once. Their slots come back in slices."""
-        for tier in tiers:
-            pool = self._world.pool(tier)
-            if pool is not None:
-                self.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
-                pool.bump_epoch()
-                self._world.events.cleared(tier)
-                self._world.note_moves(pool.capacity)
-                self._world.slices.append(self._sweeping(tier))
+        self._resets.reset(tiers)
 
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:
         """Which full blocks of these tokens are findable in a tier, by block position; changes nothing."""
@@ -319,9 +319,13 @@ class CacheState:
         """The state as a frozen value, without counters and times. Looks at every slot: for tests and operators."""
         return take_snapshot(self._world)
 
-    def audit(self) -> Audit:
-        """Who holds what, and which invariants are violated. Looks at every slot."""
-        return take_audit(self._world)
+    def audit(self, clock: AuditClock | None = None) -> Audit:
+        """Who holds what, and which invariants are violated. Looks at every slot; raises nothing."""
+        return take_audit(self._world, clock=clock)
+
+    def audit_in_slices(self, *, slice_slots: int = SLICE_SLOTS, clock: AuditClock | None = None) -> AuditRun:
+        """The same by hand: call its `run_slice` between other steps until it answers False, then read its `result`."""
+        return AuditRun(self._world, slice_slots=slice_slots, clock=clock)
 
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
@@ -332,9 +336,3 @@ class CacheState:
         yield from self._confirms.registration(record)
         yield from self._stores.flush(record)
         self.release(record, how=how)
-
-    def _sweeping(self, tier: Tier) -> Job:
-        pool = self._world.pool(tier)
-        while pool is not None and pool.sweep(SCAN_LIMIT):
-            yield
-        self._world.capacity_generation += 1

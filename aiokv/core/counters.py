@@ -48,6 +48,7 @@ class EvictReason(Enum):
     CAPACITY = "capacity"
     RESET = "reset"
     INVALIDATED = "invalidated"
+    CORRUPT = "corrupt"
 
 
 class Closing(Enum):
@@ -67,6 +68,7 @@ class Counters:
 
     __slots__ = (
         "alloc_failures",
+        "corrupt_blocks",
         "evicted_blocks",
         "forks",
         "interleaved_runs",
@@ -88,9 +90,10 @@ class Counters:
         self.interleaved_runs: dict[int, int] = dict.fromkeys(range(INTERLEAVED_RUNS_CAP + 1), 0)
         self.alloc_failures = dict.fromkeys(DeferReason, 0)
         self.load_failed_tokens = 0
+        self.corrupt_blocks = 0
         self.submitted_blocks = dict.fromkeys(Direction, 0)
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
-        self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.FAILED, Outcome.LOST), 0)
+        self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST), 0)
         self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.truncated_tokens = 0

@@ -126,6 +126,19 @@ class EpochIndex:
         """As `SlotIndex.warm`."""
         return self._index.warm(limit)
 
+    @property
+    def num_buckets(self) -> int:
+        """As `SlotIndex.num_buckets`."""
+        return self._index.num_buckets
+
+    def is_astray(self, slots: AnySlots) -> BoolArray:
+        """Which of `slots` hold a key, stale or not, and are not found under it."""
+        return self._index.is_astray(slots)
+
+    def count_stray_entries(self, start: int, stop: int) -> int:
+        """As `SlotIndex.count_stray_entries`."""
+        return self._index.count_stray_entries(start, stop)
+
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
         found = self._index.check_invariants()

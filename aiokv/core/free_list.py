@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from aiokv.core.pool_values import AnySlots
+from aiokv.core.watching import StackWatch
 from aiokv.model.ids import SlotArray
 
 __all__ = ["FreeList"]
@@ -20,13 +21,15 @@ __all__ = ["FreeList"]
 class FreeList:
     """Free slots of `[first, end)`; `len` counts them."""
 
-    __slots__ = ("_end", "_fresh", "_returned", "_returned_count")
+    __slots__ = ("_end", "_fresh", "_returned", "_returned_count", "watchers")
 
     def __init__(self, *, first: int, end: int) -> None:
         self._fresh = first
         self._end = end
         self._returned: SlotArray = np.empty(end, np.int32)
         self._returned_count = 0
+        self.watchers: list[StackWatch] = []
+        """Each is told how low the stack of returned slots has been."""
 
     def __len__(self) -> int:
         return self._returned_count + self._end - self._fresh
@@ -41,10 +44,21 @@ class FreeList:
         """Slots that were used and are free, the next one to go out last; a copy."""
         return self._returned[: self._returned_count].copy()
 
+    @property
+    def returned_count(self) -> int:
+        """How many slots were used and are free."""
+        return self._returned_count
+
+    def returned_between(self, start: int, stop: int) -> SlotArray:
+        """Entries `[start, stop)` of the returned slots, as far as there are; a copy."""
+        return self._returned[start : min(stop, self._returned_count)].copy()
+
     def take(self, n: int) -> SlotArray:
         """Up to `n` slots."""
         returned = min(n, self._returned_count)
         self._returned_count -= returned
+        for watch in self.watchers:
+            watch.low = min(watch.low, self._returned_count)
         slots = self._returned[self._returned_count : self._returned_count + returned][::-1]
         fresh = min(n - returned, self._end - self._fresh)
         if fresh == 0:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.pool_values import AnySlots, GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
@@ -35,7 +36,6 @@ _WAYS: Final = 4
 _MAX_LOAD: Final = 0.6
 _PAGE: Final = 4096
 _MAX_CAPACITY: Final = 1 << 28
-_MAX_GROUP: Final = (1 << 15) - 2
 _STASHED: Final = -1
 _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
 
@@ -52,13 +52,6 @@ _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 _BYTE_RANK: Final = np.array(0x00010203, np.uint32)
 _TOP_BYTE: Final = np.array(24, np.uint32)
-
-
-class _Marks(NamedTuple):
-    """What stands for a group: its owner number and the constant that its keys are mixed with."""
-
-    owner: NDArray[np.int16]
-    salt: NDArray[np.uint64]
 
 
 class _Probe(NamedTuple):
@@ -96,7 +89,7 @@ class SlotIndex:
         self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
         self._owner: GroupArray = np.zeros(capacity, np.int16)
         self._entry: NDArray[np.int32] = np.empty(capacity, np.int32)
-        self._marks: dict[int, _Marks] = {}
+        self._marks: dict[int, Marks] = {}
         self._stash: dict[bytes, int] = {}
         self._stash_words: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._count = 0
@@ -183,19 +176,37 @@ class SlotIndex:
         indexed = self._owner.nonzero()[0]
         if len(indexed) != self._count:
             found.append(f"{len(indexed)} slots are indexed, counted {self._count}")
-        if int(np.count_nonzero(self._tags)) + len(self._stash) != len(indexed):
-            found.append("there are entries without a slot, or slots without an entry")
-        for group in np.unique(self.group_of(indexed)).tolist():
-            mine = indexed[self.group_of(indexed) == group]
-            answer = self.find(self.key_of(mine), group)
-            if not (answer.present.all() and (answer.slots == mine).all()):
-                found.append(f"not every slot of group {group} is found under its key")
+        if self.count_stray_entries(0, len(self._buckets)):
+            found.append("there are entries without a slot")
+        if self.is_astray(indexed).any():
+            found.append("not every slot is found under its key")
         return found
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets of the table."""
+        return len(self._buckets)
+
+    def is_astray(self, slots: AnySlots) -> BoolArray:
+        """Which of `slots` hold a key and are not found under it."""
+        owners = self._owner.take(slots)
+        astray = np.zeros(len(slots), np.bool_)
+        for owner in np.flatnonzero(np.bincount(owners, minlength=1)[1:]).tolist():
+            mine = np.flatnonzero(owners == owner + 1)
+            answer = self.find(self.key_of(slots[mine]), owner)
+            astray[mine] = ~answer.present | (answer.slots != slots[mine])
+        return astray
+
+    def count_stray_entries(self, start: int, stop: int) -> int:
+        """Entries in buckets `[start, stop)` that belong to no slot."""
+        entries = np.flatnonzero(self._tags[_WAYS * start : _WAYS * stop]) + _WAYS * start
+        slots = self._beside.take(entries)
+        return int(np.count_nonzero((self._owner.take(slots) == 0) | (self._entry.take(slots) != entries)))
 
     def _probe(self, keys: DigestArray, group: int) -> _Probe:
         marks = self._marks.get(group)
         if marks is None:
-            marks = self._marks.setdefault(group, _marks_of(group))
+            marks = self._marks.setdefault(group, marks_of(group))
         mixed = keys ^ marks.salt
         buckets = (mixed & self._mask).view(np.int64)
         mixed >>= _TAG_SHIFT
@@ -312,16 +323,6 @@ def _first_way(ways: NDArray[np.uint32]) -> NDArray[np.uint32]:
     lowest *= _BYTE_RANK
     lowest >>= _TOP_BYTE
     return lowest
-
-
-def _marks_of(group: int) -> _Marks:
-    """The constant is splitmix64 of the group, so that one digest lies elsewhere in each group."""
-    if not 0 <= group <= _MAX_GROUP:
-        raise UsageError(f"group {group} is not in [0, {_MAX_GROUP}]")
-    word = (group + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-    return _Marks(np.array(group + 1, np.int16), np.array(word ^ word >> 31, np.uint64))
 
 
 def _clear_repeats(new: BoolArray, keys: DigestArray) -> None:

@@ -21,6 +21,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
+from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import Outcome
@@ -48,6 +49,7 @@ class TransferEvent(Enum):
     SUBMIT = "be submitted"
     FINISH = "finish"
     FAIL = "fail"
+    SPOIL = "bring corrupt blocks"
     LOSE = "be lost"
     DROP = "be dropped"
 
@@ -58,6 +60,7 @@ _NEXT: Final = {
     (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
     (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+    (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
     (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
 }
 
@@ -87,8 +90,12 @@ class Transfer:
     waiters: set[int] = field(default_factory=set)
     reports: dict[int, Outcome] = field(default_factory=dict)
     """By rank, how its part of the copies ended."""
+    corrupt: dict[int, frozenset[int]] = field(default_factory=dict)
+    """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+    since: float | None = None
+    """When it came to the host, by the host's clock: the core knows none. Written once, by the host."""
 
     def __post_init__(self) -> None:
         self.open_copies = len(self.names)
@@ -139,7 +146,7 @@ class Transfer:
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used")
+    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used", "watchers")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
@@ -148,12 +155,17 @@ class InflightTable:
         self._loading_target = np.zeros(cpu_slots, np.int32)
         self._storing_id = np.zeros(gpu_slots, np.int64)
         self._was_used = np.zeros(gpu_slots, np.bool_)
+        self.watchers: list[ChangedHolders] = []
+        """Each is told which transfers hold other slots than before, have come or have gone."""
 
     def __len__(self) -> int:
         return len(self._transfers)
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(self._transfers.values())
+
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._transfers
 
     def next_id(self) -> int:
         """A fresh transfer id; ids are never reused."""
@@ -168,11 +180,13 @@ class InflightTable:
         else:
             self._storing_id[transfer.sources] = transfer.transfer_id
             self._was_used[transfer.sources] = transfer.use is SourceUse.USED
+        self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
         """Name the targets of a queued load."""
         transfer.targets = targets
         self._loading_target[transfer.sources] = targets
+        self._tell(transfer)
 
     def find(self, transfer_id: int) -> Transfer:
         """The unfinished transfer with this id; `UsageError` when there is none."""
@@ -193,6 +207,7 @@ class InflightTable:
         A hidden load may have been followed by another one of the same source, which keeps its mark.
         """
         transfer.open_copies = min(transfer.open_copies, start)
+        self._tell(transfer)
         sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:
             mine = sources[self._loading_id[sources] == transfer.transfer_id]
@@ -204,6 +219,7 @@ class InflightTable:
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
         del self._transfers[transfer.transfer_id]
+        self._tell(transfer)
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
         """Per CPU slot the id of the load that reads it; 0 where none does."""
@@ -224,3 +240,7 @@ class InflightTable:
     def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
         """Per GPU slot the id of the store that reads it; 0 where none does."""
         return self._storing_id[gpu_slots]
+
+    def _tell(self, transfer: Transfer) -> None:
+        for changed in self.watchers:
+            changed.add(transfer.transfer_id)

@@ -14,18 +14,29 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
+from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Hit
+from aiokv.model.plan import Hit, Outcome
 
-__all__ = ["AcquireRequest", "Epochs", "GroupShare", "LeaseEvent", "LeaseRecord", "LeaseState", "LeaseTable"]
+__all__ = [
+    "AcquireRequest",
+    "Epochs",
+    "FailedLoad",
+    "GroupShare",
+    "LeaseEvent",
+    "LeaseRecord",
+    "LeaseState",
+    "LeaseTable",
+]
 
 
 class LeaseState(Enum):
@@ -101,6 +112,15 @@ class Epochs:
     cpu: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FailedLoad:
+    """A load that brought a lease nothing: its group, the mask of its positions over the prefix, and how it ended."""
+
+    group: int
+    positions: BoolArray
+    outcome: Outcome
+
+
 @final
 class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
@@ -123,6 +143,7 @@ class LeaseRecord:
         "lease_id",
         "length",
         "loaded",
+        "opened_at",
         "publish_limit",
         "registered",
         "replans",
@@ -132,6 +153,7 @@ class LeaseRecord:
         "storing",
         "tables",
         "waiting",
+        "watchers",
     )
 
     def __init__(
@@ -143,6 +165,7 @@ class LeaseRecord:
         hit: Hit,
         groups: Sequence[GroupShare],
         epochs: Epochs,
+        watchers: Sequence[ChangedHolders] = (),
     ) -> None:
         self.lease_id = lease_id
         self.block_sizes = tuple(group.block_size for group in groups)
@@ -152,8 +175,11 @@ class LeaseRecord:
         self.state = LeaseState.HELD
         self.length = length
         """L: tokens of the prefix that need no compute."""
-        self.tables = [BlockTable(group.positions) for group in groups]
-        self.state_slots = {i: BlockTable(group.states) for i, group in enumerate(groups) if group.states}
+        self.opened_at: float | None = None
+        """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
+        make_table = partial(BlockTable, owner=lease_id, watchers=watchers)
+        self.tables = [make_table(group.positions) for group in groups]
+        self.state_slots = {i: make_table(group.states) for i, group in enumerate(groups) if group.states}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
         self.capacity_tokens = [group.capacity_tokens for group in groups]
@@ -165,8 +191,8 @@ class LeaseRecord:
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
         """Unfinished stores that this lease began or joined."""
-        self.failed: list[tuple[int, BoolArray]] = []
-        """Per failed load, the group and the mask of its positions over the prefix."""
+        self.failed: list[FailedLoad] = []
+        """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
         self.is_finishing = False
         self.after: object = None
@@ -179,6 +205,7 @@ class LeaseRecord:
         """Per group, blocks `[0, given_back)` are no longer held."""
         self.gpu_epoch = epochs.gpu
         self.cpu_epoch = epochs.cpu
+        self.watchers = watchers
 
     @property
     def unnamed_claims(self) -> int:
@@ -206,6 +233,8 @@ class LeaseRecord:
         except KeyError:
             name = f"the lease of request {self.request.request_id!r}"
             raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        for changed in self.watchers:
+            changed.add(self.lease_id)
 
     def resumption(self) -> AcquireRequest:
         """What asks for all tokens known now, with the same options: a request that goes on after a preemption."""
@@ -241,11 +270,13 @@ class LeaseRecord:
 class LeaseTable:
     """All live leases by id. Ids are never reused."""
 
-    __slots__ = ("_next_id", "_records")
+    __slots__ = ("_next_id", "_records", "watchers")
 
     def __init__(self) -> None:
         self._records: dict[int, LeaseRecord] = {}
         self._next_id = 1
+        self.watchers: list[ChangedHolders] = []
+        """Each is told which leases hold other slots than before, have come or have gone."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -264,6 +295,8 @@ class LeaseTable:
     def add(self, record: LeaseRecord) -> None:
         """Enter a record under its id."""
         self._records[record.lease_id] = record
+        for changed in self.watchers:
+            changed.add(record.lease_id)
 
     def find(self, lease_id: int) -> LeaseRecord:
         """The live record with this id; `KeyError` when it has gone."""
@@ -272,3 +305,5 @@ class LeaseTable:
     def remove(self, lease_id: int) -> None:
         """Forget a record that holds nothing any more."""
         del self._records[lease_id]
+        for changed in self.watchers:
+            changed.add(lease_id)

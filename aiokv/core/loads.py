@@ -5,6 +5,8 @@ Rules
 - A failed load is planned again once, atomically: the failed keys count as missing in the CPU tier, the old pins are
   held, a failed target is bound again only if there is no other slot. A second failure takes the best prefix without
   loads.
+- A load with corrupt blocks has failed as a whole, and nothing that it wrote is used. The corrupt blocks have left the
+  CPU tier by then; the others are hits there as before.
 - Nothing is looked up again for any other reason (law 1).
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
   that wait for each other's slots do not stop each other where one of them could go on.
@@ -25,7 +27,7 @@ from aiokv.core.attribution import attribute
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
-from aiokv.core.lease_table import LeaseEvent, LeaseRecord, LeaseState
+from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
 from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
 from aiokv.core.slices import Job
@@ -111,7 +113,8 @@ class Loads:
     def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)
         if outcome is not Outcome.OK:
-            record.failed.append((transfer.group, _failed_positions(record, transfer)))
+            positions = _failed_positions(record, transfer)
+            record.failed.append(FailedLoad(group=transfer.group, positions=positions, outcome=outcome))
         if record.waiting:
             return
         if record.failed:
@@ -129,7 +132,7 @@ class Loads:
         world = self._world
         self._admission.finish_naming(record)
         failed = _failed_masks(record)
-        residency = self._residency_without(record, failed)
+        residency = self._residency_without(record, _missing_masks(record))
         plan = plan_acquire(
             world.geometry,
             record.request,
@@ -224,8 +227,8 @@ class Loads:
         elif record.state is LeaseState.HELD:
             record.advance(LeaseEvent.LOAD)
 
-    def _residency_without(self, record: LeaseRecord, failed: list[BoolArray]) -> Residency:
-        """What is resident now, the failed keys taken as missing in the CPU tier; at most the old prefix."""
+    def _residency_without(self, record: LeaseRecord, missing: list[BoolArray]) -> Residency:
+        """What is resident now, these positions taken as missing in the CPU tier; at most the old prefix."""
         world, request = self._world, record.request
         found = find_residency(
             world.geometry,
@@ -235,7 +238,7 @@ class Loads:
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
-        groups = tuple(_without(group, mask) for group, mask in zip(found.groups, failed, strict=True))
+        groups = tuple(_without(group, mask) for group, mask in zip(found.groups, missing, strict=True))
         length = longest_valid(
             world.geometry,
             num_tokens=request.prompt_tokens,
@@ -282,16 +285,28 @@ def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:
 
 
 def _failed_masks(record: LeaseRecord) -> list[BoolArray]:
-    """Per group, over the blocks of the prefix: the copy of this position failed."""
+    """Per group, over the blocks of the prefix: this position was in a load that failed; its target holds nothing."""
+    return _masks_of(record, record.failed)
+
+
+def _missing_masks(record: LeaseRecord) -> list[BoolArray]:
+    """Per group, over the blocks of the prefix: this position is not to be loaded again.
+
+    Where blocks were corrupt the index knows which: those have left it.
+    """
+    return _masks_of(record, [failed for failed in record.failed if failed.outcome is not Outcome.CORRUPT])
+
+
+def _masks_of(record: LeaseRecord, loads: list[FailedLoad]) -> list[BoolArray]:
     masks = [np.zeros_like(loaded) for loaded in record.loaded]
-    for group, failed in record.failed:
-        masks[group] |= failed
+    for load in loads:
+        masks[load.group] |= load.positions
     return masks
 
 
-def _without(group: GroupResidency, failed: BoolArray) -> GroupResidency:
-    """The same residency, the failed positions gone from the CPU tier."""
+def _without(group: GroupResidency, missing: BoolArray) -> GroupResidency:
+    """The same residency, these positions gone from the CPU tier."""
     on_cpu = group.on_cpu.copy()
-    known = min(len(on_cpu), len(failed))
-    on_cpu[:known] &= ~failed[:known]
+    known = min(len(on_cpu), len(missing))
+    on_cpu[:known] &= ~missing[:known]
     return GroupResidency(on_gpu=group.on_gpu, gpu_slots=group.gpu_slots, on_cpu=on_cpu, cpu_slots=group.cpu_slots)

@@ -172,6 +172,15 @@ class EvictionQueue:
             taken.append(slots)
         return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
 
+    def is_misplaced(self, slots: AnySlots) -> BoolArray:
+        """Which of `slots` are queued and have no live entry: `pop` would never come to them."""
+        seats = self._seat.take(slots)
+        lies = (seats >= self._head) & (seats < self._tail) & (self._ring.take(seats % self._size) == slots)
+        if self._passing:
+            lies &= (seats < self._packed) | (seats >= self._reader)
+        misplaced: BoolArray = (seats > 0) & ~lies
+        return misplaced
+
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
         found = []

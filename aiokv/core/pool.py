@@ -27,19 +27,15 @@ unpin takes the old key off. No call reports the keys of stale slots as evicted:
 
 from __future__ import annotations
 
-import hashlib
 from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.core.epoch_index import EpochIndex
-from aiokv.core.free_list import FreeList
-from aiokv.core.lru import EvictionQueue
-from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, GroupArray, NamedSlots, PoolCounts
+from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, NamedSlots, PoolCounts
+from aiokv.core.pool_view import PoolView
 from aiokv.errors import ForeignBlock, UsageError
-from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
-from aiokv.model.plan import Found
+from aiokv.model.ids import BoolArray, DigestArray, IntArray
 
 __all__ = ["Evicted", "NamedSlots", "Pool", "PoolCounts"]
 
@@ -47,121 +43,14 @@ _ONE: Final = np.array(1, np.int32)
 
 
 @final
-class Pool:
-    """Slots `[first_slot, first_slot + capacity)` of one tier."""
+class Pool(PoolView):
+    """Slots `[first_slot, first_slot + capacity)` of one tier: how they change. What is known of them: `PoolView`."""
 
-    __slots__ = (
-        "_capacity", "_claimed", "_cursor", "_first", "_free", "_index", "_pins", "_quarantined", "_quarantined_count",
-        "_queue", "_tier",
-    )  # fmt: skip
-
-    def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0) -> None:
-        """`capacity` usable slots; `first_slot=1` keeps slot 0, the null block, out of circulation."""
-        if capacity < 0 or first_slot < 0:
-            raise UsageError(f"a pool cannot have {capacity} slots from {first_slot} on")
-        end = first_slot + capacity
-        size = max(end, 1)
-        self._tier = tier
-        self._capacity = capacity
-        self._first = first_slot
-        self._index = EpochIndex(size)
-        self._queue = EvictionQueue(size)
-        self._free = FreeList(first=first_slot, end=end)
-        self._pins: NDArray[np.int32] = np.zeros(size, np.int32)
-        self._quarantined: BoolArray = np.zeros(size, np.bool_)
-        self._quarantined_count = 0
-        self._claimed = 0
-        self._cursor = first_slot
-
-    @property
-    def tier(self) -> Tier:
-        """Which tier the slots belong to."""
-        return self._tier
-
-    @property
-    def capacity(self) -> int:
-        """Usable slots: the null block is none of them."""
-        return self._capacity
-
-    @property
-    def epoch(self) -> int:
-        """How often the pool was reset."""
-        return self._index.epoch
-
-    @property
-    def free_count(self) -> int:
-        """Slots without pin and key."""
-        return len(self._free)
-
-    @property
-    def resident_count(self) -> int:
-        """Slots with a key, pinned or not, stale ones included."""
-        return len(self._index)
-
-    @property
-    def quarantined_count(self) -> int:
-        """Slots out of use for good."""
-        return self._quarantined_count
-
-    @property
-    def reserved_count(self) -> int:
-        """Pinned slots without a key."""
-        return self._capacity - len(self._free) - len(self._index) - self._quarantined_count
-
-    @property
-    def evictable_count(self) -> int:
-        """Unpinned slots with a key, stale ones included."""
-        return len(self._queue)
-
-    @property
-    def claimed_count(self) -> int:
-        """Claims that have no slot yet."""
-        return self._claimed
-
-    @property
-    def stale_count(self) -> int:
-        """Slots with a key of an older epoch, not swept yet."""
-        return self._index.stale_count
-
-    @property
-    def available(self) -> int:
-        """How many slots can still be claimed."""
-        return len(self._free) + len(self._queue) - self._claimed
-
-    def counts(self) -> PoolCounts:
-        """All counts as one value; O(1)."""
-        return PoolCounts(
-            free=self.free_count, reserved=self.reserved_count, resident=self.resident_count,
-            quarantined=self._quarantined_count, evictable=self.evictable_count, claimed=self._claimed,
-        )  # fmt: skip
-
-    def find(self, keys: DigestArray, group: int) -> Found:
-        """Which slots hold `keys` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
-        return self._index.find(keys, group)
+    __slots__ = ()
 
     def trim(self, scan_limit: int) -> None:
         """Pass up to `scan_limit` entries at the cold end that stand for nothing; the order stays."""
         self._queue.trim(scan_limit)
-
-    def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
-        """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""
-        return self._queue.peek(n, scan_limit)
-
-    def key_of(self, slots: AnySlots) -> DigestArray:
-        """The digests of resident `slots`."""
-        return self._index.key_of(slots)
-
-    def group_of(self, slots: AnySlots) -> GroupArray:
-        """The groups of `slots`; -1 where there is no key."""
-        return self._index.group_of(slots)
-
-    def pins_of(self, slots: AnySlots) -> NDArray[np.int32]:
-        """How many pins each of `slots` has."""
-        return self._pins.take(slots)
-
-    def count_unpinned(self, slots: AnySlots) -> int:
-        """How many of these resident `slots` have no pin: by so many a `pin` of them lowers `available`."""
-        return len(slots) - int(np.count_nonzero(self._pins.take(slots)))
 
     def pin(self, slots: AnySlots) -> None:
         """Hold `slots` (distinct, each resident or pinned).
@@ -178,6 +67,7 @@ class Pool:
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
             self._queue.lift(idle)
         self._pins[at] = pins + _ONE
+        self._tell(at)
 
     def unpin(self, slots: AnySlots) -> None:
         """Let go of `slots` (distinct, pinned) in eviction order: of those that become evictable the first goes first.
@@ -186,10 +76,12 @@ class Pool:
         """
         if len(idle := self._drop_pins(slots)):
             self._queue.push(self._free_keyless(idle))
+        self._tell(slots)
 
     def unpin_in_place(self, slots: AnySlots) -> None:
         """Like `unpin`, but what becomes evictable returns to where it was pinned, or goes first if that has gone."""
         self._queue.restore(self._free_keyless(self._drop_pins(slots)))
+        self._tell(slots)
 
     def touch(self, slots: AnySlots) -> None:
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
@@ -222,6 +114,7 @@ class Pool:
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
         self._pins[slots.astype(np.int64)] = _ONE
         self._claimed -= len(slots)
+        self._tell(slots)
         return NamedSlots(slots, evicted)
 
     def register(self, slots: AnySlots, keys: DigestArray, group: int) -> BoolArray:  # noqa: PLR0917
@@ -238,6 +131,7 @@ class Pool:
             if np.array_equal(stale, self._index.is_indexed(slots)):
                 self._index.remove(slots[stale])
                 self._discard(self._index.find_stale(keys, group))
+        self._tell(slots)
         return self._index.insert(slots, keys, group=group)
 
     def evict(self, slots: AnySlots) -> Evicted:
@@ -246,12 +140,14 @@ class Pool:
         self._queue.drop(slots)
         evicted = self._index.remove(slots)
         self._free.put(slots)
+        self._tell(slots)
         return evicted
 
     def unregister(self, slots: AnySlots) -> Evicted:
         """Take the keys off pinned resident `slots` (distinct): they are reserved again. Else ForeignBlock."""
         self._require(self._pins.take(slots), slots)
         self._require(self._index.is_indexed(slots), slots)
+        self._tell(slots)
         return self._index.remove(slots)
 
     def quarantine(self, slots: AnySlots) -> Evicted:
@@ -260,6 +156,7 @@ class Pool:
         evicted = self._index.remove(slots[self._index.is_indexed(slots)])
         self._quarantined_count += len(slots) - int(np.count_nonzero(self._quarantined.take(slots)))
         self._quarantined[slots] = True
+        self._tell(slots)
         return evicted
 
     def bump_epoch(self) -> None:
@@ -281,43 +178,10 @@ class Pool:
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
 
-    def fingerprint(self) -> str:
-        """A digest of pins, keys, eviction order and order of reuse; equal pools print equal. O(capacity)."""
-        end = self._free.fresh
-        indexed = self._index.indexed_between(0, end).nonzero()[0]
-        keys = (indexed, self._index.is_stale(indexed), self._index.key_of(indexed), self._index.group_of(indexed))
-        order = (self._queue.peek(len(self._queue), 1 << 62), self._free.returned)
-        digest = hashlib.sha256(repr((end, self._claimed, self.epoch)).encode())
-        for part in (self._pins[:end], self._quarantined[:end], *keys, *order):
-            digest.update(part.tobytes())
-        return digest.hexdigest()
-
-    def check_invariants(self) -> list[str]:
-        """Violations found by a full recount, in words; O(capacity)."""
-        end = self._free.fresh
-        pinned = self._pins[:end] > 0
-        indexed = self._index.indexed_between(0, end)
-        out = self._quarantined[:end]
-        queued = self._queue.queued_between(0, end)
-        returned = self._free.returned
-        free = np.zeros(end, np.bool_)
-        free[returned] = True
-        reserved = pinned & ~indexed & ~out
-        states = free.astype(np.int8) + reserved + indexed + out
-        violated = {
-            "a pin count is negative": bool((self._pins < 0).any()),
-            "a slot that was never used has a pin": bool(self._pins[end:].any()),
-            "a slot is twice on the free stack": int(free.sum()) != len(returned),
-            "a free slot has a pin": bool((free & pinned).any()),
-            "a slot is in no state or in two": bool((states[self._first :] != 1).any()),
-            "the null block is in use": bool(states[: self._first].any()),
-            "the evictable slots are not those with a key and no pin": bool((queued != (indexed & ~pinned)).any()),
-            "the reserved count is wrong": int(reserved.sum()) != self.reserved_count,
-            "the quarantined count is wrong": int(out.sum()) != self._quarantined_count,
-            "there are more claims than slots for them": not 0 <= self._claimed <= self._claimed + self.available,
-        }
-        found = self._index.check_invariants() + self._queue.check_invariants()
-        return found + [text for text, is_violated in violated.items() if is_violated]
+    def _tell(self, slots: AnySlots) -> None:
+        """These have changed, or are about to within this call."""
+        for watch in self.watchers:
+            watch.note(slots)
 
     def _require(self, held: NDArray[np.int32] | BoolArray, slots: AnySlots) -> None:
         if np.count_nonzero(held) < len(slots):
@@ -348,3 +212,4 @@ class Pool:
         idle = slots[self._pins.take(slots) == 0]
         self._queue.drop(idle)
         self._free.put(idle)
+        self._tell(slots)

@@ -3,7 +3,10 @@
 Rules
 - A transfer of a world of W ranks has ended when W distinct ranks have reported it, in any order; only then its slots
   go back (law 4). Reports are kept by rank, so that one that comes twice counts once.
-- The outcome is the worst report: LOST before FAILED before OK. From the first bad one on nobody joins a load any more.
+- The outcome is the worst report: LOST before FAILED before CORRUPT before OK. From the first bad one on nobody joins a
+  load any more.
+- A block that one rank found corrupt leaves the CPU index with that rank's report, whatever the others say later. When
+  the transfer ends, and leases are planned again, it is a miss; the good blocks of the load are hits as before.
 - One lost rank is a lost backend: no copy can be made any more, as every block lies in parts on all ranks.
 - A refused report changes nothing: `UsageError` for an unknown rank, an unknown or ended transfer, a contradiction.
 
@@ -12,7 +15,11 @@ State: how many transfers some ranks have reported and others have not; the repo
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from operator import index
 from typing import Final, final
+
+import numpy as np
 
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.loads import Loads
@@ -26,11 +33,12 @@ __all__ = ["Ranks"]
 
 _EVENTS: Final = {
     Outcome.OK: TransferEvent.FINISH,
+    Outcome.CORRUPT: TransferEvent.SPOIL,
     Outcome.FAILED: TransferEvent.FAIL,
     Outcome.LOST: TransferEvent.LOSE,
     Outcome.DROPPED: TransferEvent.DROP,
 }
-_SEVERITY: Final = {Outcome.OK: 0, Outcome.FAILED: 1, Outcome.LOST: 2, Outcome.DROPPED: 3}
+_SEVERITY: Final = {outcome: severity for severity, outcome in enumerate(_EVENTS)}
 
 
 @final
@@ -47,18 +55,22 @@ class Ranks:
         self._stores = stores
         self.partly_reported = 0
 
-    def report(self, transfer_id: int, *, rank: int, outcome: Outcome) -> None:
+    def report(self, transfer_id: int, *, rank: int, outcome: Outcome, corrupt: Collection[int] = ()) -> None:
         """One rank's copies have ended this way; the last rank to say so ends the transfer."""
         transfer = self._world.inflight.find(transfer_id)
-        if self._is_known(transfer, rank=rank, outcome=outcome):
+        copies = _checked_copies(transfer, corrupt, outcome=outcome)
+        if self._is_known(transfer, rank=rank, outcome=outcome, copies=copies):
             return
         self.partly_reported += not transfer.reports
         transfer.reports[rank] = outcome
         self._world.counters.rank_reports[outcome] += 1
+        self._forget_corrupt(transfer, copies)
+        if copies:
+            transfer.corrupt[rank] = copies
         if outcome is Outcome.LOST:
             self._world.is_backend_lost = True
         if len(transfer.reports) == self._world.world_size:
-            self.complete(transfer_id, outcome)
+            self._end(transfer, outcome)
         elif outcome is not Outcome.OK and transfer.direction is Direction.LOAD:
             self._world.inflight.hide(transfer)
 
@@ -70,9 +82,17 @@ class Ranks:
             if transfer.state is TransferState.SUBMITTED and rank not in transfer.reports:
                 self.report(transfer.transfer_id, rank=rank, outcome=Outcome.LOST)
 
-    def complete(self, transfer_id: int, outcome: Outcome) -> None:
-        """The copies have ended this way on every rank that has not reported. The pins go back here, nowhere else."""
+    def complete(self, transfer_id: int, outcome: Outcome, *, corrupt: Collection[int] = ()) -> None:
+        """The copies have ended this way on every rank that has not reported."""
         transfer = self._world.inflight.find(transfer_id)
+        copies = _checked_copies(transfer, corrupt, outcome=outcome)
+        if copies:
+            _require_submitted(transfer)
+        self._forget_corrupt(transfer, copies)
+        self._end(transfer, outcome)
+
+    def _end(self, transfer: Transfer, outcome: Outcome) -> None:
+        """Nothing is copied any more. The pins go back here, nowhere else."""
         decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
         blocks = len(transfer.bound_targets)
         transfer.advance(_EVENTS[decided])
@@ -87,20 +107,57 @@ class Ranks:
         """Ranks that have not reported a transfer, ascending."""
         return tuple(rank for rank in range(self._world.world_size) if rank not in transfer.reports)
 
-    def _is_known(self, transfer: Transfer, *, rank: int, outcome: Outcome) -> bool:
+    def _forget_corrupt(self, transfer: Transfer, copies: frozenset[int]) -> None:
+        """These blocks are findable no more. One that several ranks find corrupt is counted once."""
+        new = copies.difference(*transfer.corrupt.values())
+        if new:
+            self._world.counters.corrupt_blocks += len(new)
+            self._world.forget_corrupt(transfer.sources[np.array(sorted(new), np.int64)])
+
+    def _is_known(self, transfer: Transfer, *, rank: int, outcome: Outcome, copies: frozenset[int]) -> bool:
         """Whether this rank has said just that before. `UsageError` for what no rank may say."""
         self._check_rank(rank)
         if outcome not in self._world.counters.rank_reports:
-            raise UsageError(f"a rank reports that its copies ended ok, with an error, or lost, not {outcome!r}")
-        if transfer.state is not TransferState.SUBMITTED:
-            name = f"transfer {transfer.transfer_id}"
-            raise InvalidTransition(name, state=transfer.state.value, event="be reported")
+            raise UsageError(f"a rank reports its copies as ok, corrupt, failed or lost, not as {outcome!r}")
+        _require_submitted(transfer)
         known = transfer.reports.get(rank, outcome)
         if known is not outcome:
             told = f"rank {rank} has reported transfer {transfer.transfer_id} as {known.value}"
             raise UsageError(f"{told}, it cannot be {outcome.value} as well")
+        if rank in transfer.reports and transfer.corrupt.get(rank, frozenset()) != copies:
+            raise UsageError(f"rank {rank} has named other corrupt copies of transfer {transfer.transfer_id} before")
         return rank in transfer.reports
 
     def _check_rank(self, rank: int) -> None:
         if isinstance(rank, bool) or rank not in range(self._world.world_size):
             raise UsageError(f"there is no rank {rank!r} in a world of {self._world.world_size}")
+
+
+def _require_submitted(transfer: Transfer) -> None:
+    if transfer.state is not TransferState.SUBMITTED:
+        name = f"transfer {transfer.transfer_id}"
+        raise InvalidTransition(name, state=transfer.state.value, event="be reported")
+
+
+def _checked_copies(transfer: Transfer, corrupt: Collection[int], *, outcome: Outcome) -> frozenset[int]:
+    """Which copies are corrupt: of a load that is reported so at least one, otherwise none."""
+    if outcome is Outcome.CORRUPT and transfer.direction is Direction.STORE:
+        raise UsageError(f"transfer {transfer.transfer_id} is a store: only what is loaded is checked")
+    if (outcome is Outcome.CORRUPT) != (len(corrupt) > 0):
+        raise UsageError(
+            f"corrupt copies are named with Outcome.CORRUPT and only then, not {len(corrupt)} of {outcome}"
+        )
+    copies = frozenset(map(_read_copy, corrupt))
+    if copies and max(copies) >= len(transfer):
+        raise UsageError(f"transfer {transfer.transfer_id} has {len(transfer)} copies, not one at place {max(copies)}")
+    return copies
+
+
+def _read_copy(copy: int) -> int:
+    try:
+        place = index(copy)
+    except TypeError:
+        place = -1
+    if isinstance(copy, bool) or place < 0:  # truth values would be those of a mask
+        raise UsageError(f"a corrupt copy is named by its place in the batch, not by {copy!r}")
+    return place

@@ -32,7 +32,7 @@ SCAN_LIMIT: Final = 16_384
 
 
 _LOST_BATCHES: Final = 1024
-"""Evictions of CPU blocks that are remembered for whoever stores them again; older ones are forgotten."""
+"""Losses of CPU blocks that are remembered for whoever stores them again; older ones are forgotten."""
 
 
 @final
@@ -106,7 +106,7 @@ class World:
         self.gpu_moves = 0
         """Grows whenever what is next to be evicted from the GPU may have changed, save by stores themselves."""
         self.lost_copies: deque[Evicted] = deque(maxlen=_LOST_BATCHES)
-        """What was evicted from the CPU tier since the store policy last looked."""
+        """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
         self.lost_gpu_slots: set[int] = set()
         """Those whose copies were lost."""
@@ -206,7 +206,7 @@ class World:
         """Blocks have stopped being findable: count them and say so."""
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
-        if tier is Tier.CPU and reason is EvictReason.CAPACITY and len(evicted):
+        if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
             self.lost_copies.append(evicted)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
@@ -229,6 +229,16 @@ class World:
             if pool is not None:
                 lost = pool.quarantine(transfer.slots(tier)[start:stop])
                 self.forget(tier, lost, reason=EvictReason.INVALIDATED)
+
+    def forget_corrupt(self, slots: SlotArray) -> None:
+        """Take blocks out of the CPU tier's index: the source slots of an unfinished load, whose bytes are wrong.
+
+        That load's pins keep each slot from being named for another block, so a key found here is that of the corrupt
+        block; a reset or another load may have taken it off already. The slot is free when its last reader is done.
+        """
+        if self.cpu is not None:
+            keyed = slots[self.cpu.group_of(slots) >= 0]
+            self.forget(Tier.CPU, self.cpu.unregister(keyed), reason=EvictReason.CORRUPT)
 
     def are_lost(self, slots: SlotArray) -> BoolArray:
         """Which GPU slots are out of use for good: whoever holds them may read them, nobody writes them again."""

@@ -8,6 +8,7 @@ from enum import Enum
 from aiokv.model.ids import BoolArray, Direction, SlotArray
 
 __all__ = [
+    "Checksum",
     "CopyBatch",
     "DeclineReason",
     "Declined",
@@ -27,6 +28,16 @@ class StorePolicy(Enum):
     EAGER = "eager"
     LAZY = "lazy"
     SELECTIVE = "selective"
+
+
+class Checksum(Enum):
+    """Which bytes of a block in the CPU tier are checked when it is loaded."""
+
+    OFF = "off"
+    SAMPLED = "sampled"
+    """64 bytes of every 4 KiB page: what befalls whole pages or slots is found, a single wrong byte seldom."""
+    FULL = "full"
+    """All that a load copies."""
 
 
 class DeferReason(Enum):
@@ -53,6 +64,8 @@ class Outcome(Enum):
     """How a transfer ended."""
 
     OK = "ok"
+    CORRUPT = "corrupt"
+    """The copies of a load were made, but some blocks are not as they were stored."""
     FAILED = "error"
     DROPPED = "cancelled"
     LOST = "lost"

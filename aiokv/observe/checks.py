@@ -14,7 +14,7 @@ from aiokv.observe.stats import Invariant, Stats
 
 __all__ = ["COPY_ENDS", "check_invariants", "count_in_flight"]
 
-COPY_ENDS = (Outcome.OK, Outcome.FAILED, Outcome.LOST)
+COPY_ENDS = (Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST)
 """How copies end that were submitted; dropped ones never were."""
 
 

@@ -196,6 +196,13 @@ _POOLS: Final = (
         read=readers.read_evictions,
     ),
     Family(
+        name="aiokv_corrupt_blocks",
+        kind=Kind.COUNTER,
+        unit="blocks",
+        help="Blocks of the CPU tier that a load found changed since they were stored; they are computed again.",
+        read=readers.read_corrupt_blocks,
+    ),
+    Family(
         name="aiokv_store_skipped_blocks",
         kind=Kind.COUNTER,
         unit="blocks",
@@ -236,7 +243,7 @@ _LEASES: Final = (
         name="aiokv_leases",
         kind=Kind.GAUGE,
         labels=("state",),
-        help="Leases that hold blocks now.",
+        help="Leases that hold blocks now; 'overdue' ones for longer than lease_age_limit_s.",
         read=readers.read_leases,
     ),
     Family(

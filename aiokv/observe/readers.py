@@ -238,6 +238,12 @@ def read_store_skips(view: View) -> Iterable[Reading]:
             yield Reading((reason.value,), blocks)
 
 
+def read_corrupt_blocks(view: View) -> Iterable[Reading]:
+    """Blocks whose bytes had changed."""
+    if Tier.CPU in view.capacities:
+        yield Reading((), view.core.counters.corrupt_blocks)
+
+
 def read_alloc_failures(view: View) -> Iterable[Reading]:
     """Requests that had to wait for GPU slots; what the CPU pool lacks is a skipped store."""
     for reason, count in view.core.counters.alloc_failures.items():
@@ -264,8 +270,11 @@ def read_leases_closed(view: View) -> Iterable[Reading]:
 
 
 def read_leases(view: View) -> Iterable[Reading]:
-    """Those that hold blocks."""
-    yield Reading(("active",), view.core.live_leases)
+    """Those that hold blocks; all are read before the overdue ones, of which none is new."""
+    live = view.core.live_leases
+    overdue = view.stats.overdue_leases
+    yield Reading(("active",), live - overdue)
+    yield Reading(("overdue",), overdue)
 
 
 def read_oldest_lease(view: View) -> Iterable[Reading]:

@@ -100,6 +100,7 @@ class Stats:
         "lease_seconds",
         "lookup_seconds",
         "opened_at",
+        "overdue_leases",
         "polls",
         "queue_wait_seconds",
         "queued_blocks",
@@ -123,6 +124,8 @@ class Stats:
         """From admission until everything was given back."""
         self.opened_at: dict[int, float] = {}
         """When each open lease was admitted, oldest first, in seconds of the monotonic clock."""
+        self.overdue_leases = 0
+        """Open leases that are older than the configured limit."""
         self.polls = dict.fromkeys(Polls, 0)
         self.cancellations = dict.fromkeys(CancelStage, 0)
         self.events_published = 0

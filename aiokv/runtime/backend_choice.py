@@ -68,4 +68,10 @@ def _warn_if_small(config: RuntimeConfig, *, cpu_blocks: int) -> None:
 
 
 def _layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]], *, cpu_blocks: int) -> Layout:
-    return Layout(geometry=config.geometry, gpu_blocks=config.gpu_blocks, cpu_blocks=cpu_blocks, arenas=arenas)
+    return Layout(
+        geometry=config.geometry,
+        gpu_blocks=config.gpu_blocks,
+        cpu_blocks=cpu_blocks,
+        arenas=arenas,
+        checksum=config.checksum,
+    )

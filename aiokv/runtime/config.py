@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from aiokv.backends.base import Backend
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
-from aiokv.model.plan import StorePolicy
+from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
 from aiokv.runtime.config_file import Settings, parse_bytes
 
@@ -22,11 +22,15 @@ class RuntimeConfig:
     `gpu_blocks` counts slots of the GPU pool, the null block included. The CPU tier is sized by `cpu_blocks` or by
     `cpu_bytes` (an `int` or text such as "8GiB"); with neither there is none. `watermark` is the fraction of the GPU
     pool that admissions leave free while another lease is held. `backend` is "auto", "host", "cuda" or a backend
-    object. `close_grace_s` is how long `aclose` waits for running copies.
+    object. `close_grace_s` is how long `aclose` waits for running copies. A lease that is held for longer than
+    `lease_age_limit_s` is reported in the log, in the audit and in the metrics; `None`: none is.
 
     `store_policy` says when blocks are copied to the CPU tier. LAZY keeps at least `lazy_fraction` of the GPU pool free
     or copied ahead of eviction, more if recent requests claimed more; SELECTIVE copies a block once it has been
     confirmed or hit `selective_count` times.
+
+    `checksum` says which bytes of a stored block are checked when it is loaded, so that a changed one is computed again
+    and never served. The backend checks what it has stored in its own memory; ranks in other processes check theirs.
 
     Every block lies in parts on `world_size` ranks. The backend copies for all of them, so that `arenas` holds all
     ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
@@ -41,8 +45,10 @@ class RuntimeConfig:
     lazy_fraction: float = EAGER_STORES.lazy_fraction
     selective_count: int = EAGER_STORES.selective_count
     watermark: float = 0.01
+    checksum: Checksum = Checksum.OFF
     backend: str | Backend = "auto"
     close_grace_s: float = 30.0
+    lease_age_limit_s: float | None = None
     world_size: int = 1
     remote_ranks: Collection[int] = ()
 
@@ -88,6 +94,8 @@ class RuntimeConfig:
             raise ConfigError(f"remote_ranks names a rank twice: {self.remote_ranks!r}")
         if not self.has_local_ranks and self.backend != "auto":
             raise ConfigError(f"every rank is remote, so that backend {self.backend!r} has nothing to copy")
+        if not self.has_local_ranks and self.checksum is not Checksum.OFF:
+            raise ConfigError("every rank is remote, so that nothing is checked here: the ranks report what is corrupt")
 
     def _settings(self) -> Settings:
         """The same values, checked the way those from files are."""
@@ -97,5 +105,7 @@ class RuntimeConfig:
             cpu_bytes=parse_bytes(self.cpu_bytes) if isinstance(self.cpu_bytes, str) else self.cpu_bytes,
             store_policy=self.store_policy,
             watermark=self.watermark,
+            checksum=self.checksum,
             backend=self.backend if isinstance(self.backend, str) else "auto",
+            lease_age_limit_s=self.lease_age_limit_s,
         )

@@ -8,17 +8,19 @@ misspelt setting never goes unnoticed. The result is a frozen value; nothing her
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
+from enum import Enum, StrEnum
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 from aiokv.errors import ConfigError
-from aiokv.model.plan import StorePolicy
+from aiokv.model.plan import Checksum, StorePolicy
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -35,6 +37,8 @@ ENVIRONMENT_PREFIX: Final = "AIOKV_"
 
 _SWITCHES: Final = frozenset({"AIOKV_CACHE_DIR", "AIOKV_DEBUG"})
 """Variables with the prefix that steer the command line and are no settings."""
+
+_Member = TypeVar("_Member", bound=Enum)
 
 _BACKENDS: Final = ("auto", "cuda", "host")
 _CPU_SIZES: Final = frozenset({"cpu_blocks", "cpu_bytes"})
@@ -55,7 +59,8 @@ class Settings:
     """What an operator may set without writing code. `RuntimeConfig` adds the geometry, which the model dictates.
 
     `cpu_blocks` and `cpu_bytes` are two ways to say one size: at most one of them is given; neither means no CPU tier.
-    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the pool.
+    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the pool;
+    a lease that is held longer than `lease_age_limit_s` seconds is reported, none without.
     """
 
     gpu_blocks: int = 1024
@@ -63,7 +68,9 @@ class Settings:
     cpu_bytes: int | None = None
     store_policy: StorePolicy = StorePolicy.EAGER
     watermark: float = 0.01
+    checksum: Checksum = Checksum.OFF
     backend: str = "auto"
+    lease_age_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no pool could be built from; raises `ConfigError`."""
@@ -80,8 +87,12 @@ class Settings:
             raise ConfigError(f"watermark must be a number, not {self.watermark!r}")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must be at least 0 and less than 1, not {self.watermark!r}")
+        if not isinstance(self.checksum, Checksum):
+            raise ConfigError(f"checksum must be a Checksum, not {self.checksum!r}")
         if self.backend not in _BACKENDS:
             raise ConfigError(f"backend must be one of {', '.join(_BACKENDS)}, not {self.backend!r}")
+        if self.lease_age_limit_s is not None:
+            _check_seconds("lease_age_limit_s", self.lease_age_limit_s)
 
 
 class SettingSource(StrEnum):
@@ -219,12 +230,12 @@ def _read_size(value: object) -> int:
     return parse_bytes(value)  # type: ignore[arg-type]  # it refuses every other type itself
 
 
-def _read_store_policy(value: object) -> StorePolicy:
+def _read_member(value: object, *, of: type[_Member], key: str) -> _Member:
     try:
-        return StorePolicy(value)
+        return of(value)
     except ValueError:
-        known = ", ".join(policy.value for policy in StorePolicy)
-        raise ConfigError(f"store_policy must be one of {known}, not {value!r}") from None
+        known = ", ".join(str(member.value) for member in of)
+        raise ConfigError(f"{key} must be one of {known}, not {value!r}") from None
 
 
 def _check_whole(key: str, value: object, *, allowed: range) -> None:
@@ -234,9 +245,17 @@ def _check_whole(key: str, value: object, *, allowed: range) -> None:
         raise ConfigError(f"{key} must be between {allowed.start} and {allowed.stop - 1}, not {value}")
 
 
+def _check_seconds(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+        raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
+
+
 _KEYS: Final = tuple(field.name for field in fields(Settings))
-_NUMBERS: Final[Mapping[str, Callable[[str], object]]] = {"gpu_blocks": int, "cpu_blocks": int, "watermark": float}
+_NUMBERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "gpu_blocks": int, "cpu_blocks": int, "watermark": float, "lease_age_limit_s": float,
+}  # fmt: skip
 _CONVERTERS: Final[Mapping[str, Callable[[object], object]]] = {
     "cpu_bytes": _read_size,
-    "store_policy": _read_store_policy,
+    "store_policy": partial(_read_member, of=StorePolicy, key="store_policy"),
+    "checksum": partial(_read_member, of=Checksum, key="checksum"),
 }

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import final
 
-__all__ = ["LeakBox"]
+__all__ = ["LeakBox", "warn_later"]
 
 
 @final
@@ -66,3 +67,14 @@ class LeakBox:
         except BlockingIOError:
             return
         on_leak()
+
+
+def warn_later(loop: asyncio.AbstractEventLoop, *, request_id: str) -> None:
+    """Warn of a leaked lease in a turn of its own: a warning that is made an error must break nobody else's step."""
+
+    def warn() -> None:
+        text = f"the lease of request {request_id!r} was garbage collected without release()"
+        warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    if not loop.is_closed():
+        loop.call_soon(warn)

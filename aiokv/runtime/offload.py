@@ -17,7 +17,6 @@ import logging
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import final
@@ -32,8 +31,10 @@ from aiokv.observe.checks import check_invariants
 from aiokv.observe.publisher import Publisher, Subscription
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
-from aiokv.runtime.leaks import LeakBox
+from aiokv.runtime.leaks import LeakBox, warn_later
+from aiokv.runtime.lease_clock import LeaseClock
 from aiokv.runtime.rank_outlet import RankOutlet
+from aiokv.runtime.timers import LoopTimer
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
@@ -58,6 +59,7 @@ class Offloader:
         "_settled",
         "backend",
         "bridge",
+        "clock",
         "core",
         "leaks",
         "loop",
@@ -76,12 +78,14 @@ class Offloader:
         loop: asyncio.AbstractEventLoop,
         outlet: RankOutlet,
         stats: Stats,
+        lease_age_limit_s: float | None = None,
     ) -> None:
         self.core = core
         self.backend = backend
         self.loop = loop
         self.outlet = outlet
         self.stats = stats
+        self.clock = LeaseClock(core, stats=stats, age_limit_s=lease_age_limit_s, make_timer=partial(LoopTimer, loop))
         self.queue = WaitQueue()
         self.publisher = Publisher()
         self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)
@@ -143,19 +147,17 @@ class Offloader:
         result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
         if isinstance(result, LeaseRecord):
-            self.stats.opened_at[result.lease_id] = time.monotonic()
+            self.clock.opened(result)
         self.progress()
         return result
 
     def close_lease(self, record: LeaseRecord, *, how: Closing) -> None:
         """Give a lease back, by the way it ended; whoever waits for it is told."""
+        self.clock.closed(record)
         if how in (Closing.FINISHED, Closing.PREEMPTED):
             self.core.finish(record, how=how)
         else:
             self.core.release(record, how=how)
-        opened = self.stats.opened_at.pop(record.lease_id, None)
-        if opened is not None:
-            self.stats.lease_seconds.observe(time.monotonic() - opened)
         self._tell(self._settled, record.lease_id)
         self._tell(self._closed, record.lease_id)
         self.progress()
@@ -181,7 +183,7 @@ class Offloader:
             if record is not None:
                 self.close_lease(record, how=Closing.FINALIZER)
                 _log.warning("a lease was garbage collected without release(); its blocks were taken back")
-                self._warn_later(record.request.request_id)
+                warn_later(self.loop, request_id=record.request.request_id)
 
     # Waiting.
 
@@ -274,6 +276,7 @@ class Offloader:
         for handle in self._scheduled.values():
             handle.cancel()
         self._scheduled.clear()
+        self.clock.stop()
         self.bridge.close()
         self.leaks.close()
         self.publisher.close()
@@ -323,17 +326,6 @@ class Offloader:
         for callback in callbacks.pop(lease_id, ()):
             if not self.loop.is_closed():
                 callback()
-
-    def _warn_later(self, request_id: str) -> None:
-        def warn() -> None:
-            warnings.warn(
-                f"the lease of request {request_id!r} was garbage collected without release()",
-                ResourceWarning,
-                stacklevel=2,
-            )
-
-        if not self.loop.is_closed():
-            self.loop.call_soon(warn)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -7,7 +7,7 @@ of the loop; whoever awaits `aclose` only waits for it, so that a cancelled scop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Self, Unpack, final
@@ -86,7 +86,14 @@ class KVRuntime:
         await Opening(backend, layout).run()
         outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
         loop = asyncio.get_running_loop()
-        offloader = Offloader(core, backend=backend, loop=loop, outlet=outlet, stats=Stats())
+        offloader = Offloader(
+            core,
+            backend=backend,
+            loop=loop,
+            outlet=outlet,
+            stats=Stats(),
+            lease_age_limit_s=self._config.lease_age_limit_s,
+        )
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
@@ -184,14 +191,19 @@ class KVRuntime:
             raise UsageError("every rank of this runtime is local: its backend makes all copies")
         return TransferStream(offloader)
 
-    def report(self, transfer_id: int, rank: int, outcome: Outcome) -> None:  # noqa: PLR0917  # as in the contract
-        """A remote rank's copies of a transfer have ended: OK, FAILED, or LOST (nobody knows what they still do).
+    def report(  # noqa: PLR0917  # as in the contract
+        self, transfer_id: int, rank: int, outcome: Outcome, *, corrupt: Collection[int] = ()
+    ) -> None:
+        """A remote rank's copies of a transfer have ended: OK, CORRUPT, FAILED, or LOST (they may still be running).
+
+        CORRUPT is for loads: `corrupt` names the copies, by their place in the batch, whose CPU block the rank found
+        changed. Those blocks are findable no more from now on; what was hit in them is computed again.
 
         In any order, from the loop's thread; the last rank ends the transfer, the worst outcome counts. The same report
         again changes nothing. `UsageError`, and nothing has changed, for an unknown or local rank, a transfer that is
-        unknown or has ended, and for another outcome than the rank reported before.
+        unknown or has ended, an unknown copy, and for something else than the rank reported before.
         """
-        self._entered().transfers.report(transfer_id, rank=rank, outcome=outcome)
+        self._entered().transfers.report(transfer_id, rank=rank, outcome=outcome, corrupt=corrupt)
 
     def lose_rank(self, rank: int) -> None:
         """A remote rank is gone: what it has not reported is LOST there, and nothing is copied any more."""
@@ -238,8 +250,24 @@ class KVRuntime:
         return self._entered().core.snapshot()
 
     def audit(self) -> Audit:
-        """Who holds which pins and reservations, and which invariants are violated. Raises nothing of its own."""
-        return self._entered().core.audit()
+        """Who holds which pins and reservations since when, and which invariants are violated, in one hold of the loop.
+
+        Looks at every slot: `audit_sliced` lets the loop turn. Raises nothing of its own. Times are `time.monotonic()`.
+        """
+        offloader = self._entered()
+        return offloader.core.audit(offloader.clock.read())
+
+    async def audit_sliced(self) -> Audit:
+        """`audit`, a slice a turn, while requests go on: what `aiokv.core.audit_run` says of the answer holds.
+
+        In short: whatever it reports was so at one moment, what was wrong all the while is reported, holders and claims
+        are those of the end. May be cancelled, and asked for several times at once.
+        """
+        offloader = self._entered()
+        with offloader.core.audit_in_slices(clock=offloader.clock.read()) as run:
+            while run.run_slice():  # noqa: ASYNC110  # a slice a turn
+                await asyncio.sleep(0)
+            return run.result
 
     def progress(self) -> None:
         """Carry out what the core wants done, after its `placement` was used by hand."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -39,6 +39,7 @@ _REPORT_INTERVAL_S: Final = 60.0
 
 _OUTCOMES: Final = {
     EventStatus.DONE: Outcome.OK,
+    EventStatus.CORRUPT: Outcome.CORRUPT,
     EventStatus.FAILED: Outcome.FAILED,
     EventStatus.LOST: Outcome.LOST,
 }
@@ -124,16 +125,17 @@ class TransferRunner:
 
     def enqueue(self, transfer: Transfer) -> None:
         """Submit now, or as soon as the stream has room."""
-        self._queues[transfer.direction].append((transfer, time.monotonic()))
+        transfer.since = time.monotonic()
+        self._queues[transfer.direction].append((transfer, transfer.since))
         self._stats.queued_blocks[transfer.direction] += len(transfer)
         self._submit_queued(transfer.direction)
 
-    def report(self, transfer_id: int, *, rank: int, outcome: Outcome) -> None:
+    def report(self, transfer_id: int, *, rank: int, outcome: Outcome, corrupt: Collection[int] = ()) -> None:
         """A remote rank's copies have ended. `UsageError` where `CacheState.report` says so, and for a local rank."""
         if rank in self._outlet.local_ranks:
             raise UsageError(f"rank {rank} is local: its copies are reported by the backend")
         running = self._running.get(transfer_id)
-        self._core.report(transfer_id, rank, outcome)
+        self._core.report(transfer_id, rank, outcome, corrupt=corrupt)
         if running is not None and outcome is not Outcome.OK:
             self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", is_lost=outcome is Outcome.LOST)
         if running is not None:
@@ -211,19 +213,25 @@ class TransferRunner:
         self._depths[transfer.direction] += 1
 
         def on_end(status: EventStatus, detail: str) -> None:
-            self._end_locally(running, status=status, detail=detail)
+            corrupt = event.corrupt_copies() if status is EventStatus.CORRUPT else ()
+            self._end_locally(running, status=status, detail=detail, corrupt=corrupt)
 
         expected = self._backend.eta_seconds(transfer.direction, num_bytes)
         self._bridge.watch(transfer.direction, Watched(event=event, expected_s=expected, on_end=on_end))
         self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
 
-    def _end_locally(self, running: _Running, *, status: EventStatus, detail: str) -> None:
+    def _end_locally(
+        self, running: _Running, *, status: EventStatus, detail: str, corrupt: Collection[int] = ()
+    ) -> None:
         """The backend's copies have ended, for all local ranks alike."""
         transfer, outcome = running.transfer, _OUTCOMES[status]
+        copies = _copies_of(transfer, corrupt)
+        if outcome is Outcome.CORRUPT and not copies:
+            outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same
         if status is not EventStatus.DONE:
             self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
         for rank in self._outlet.local_ranks:
-            self._core.report(transfer.transfer_id, rank, outcome)
+            self._core.report(transfer.transfer_id, rank, outcome, corrupt=copies)
         self._end_if_reported(running)
         self._submit_queued(transfer.direction)
         self._on_progress()
@@ -247,3 +255,9 @@ class TransferRunner:
                 for rank in self._outlet.remote_ranks.intersection(self._core.missing_ranks(running.transfer)):
                     self._core.report(transfer_id, rank, Outcome.FAILED)
                 self._end_if_reported(running)
+
+
+def _copies_of(transfer: Transfer, corrupt: Collection[int]) -> frozenset[int]:
+    """What a backend says of the sources of a load, as far as they are some of it; a store has none to check."""
+    places = range(len(transfer)) if transfer.direction is Direction.LOAD else ()
+    return frozenset(copy for copy in corrupt if copy in places)

@@ -1,4 +1,4 @@
-"""Coroutines of an open runtime: `reset`, `drain`, `prepare_keys`, `ready`, `quiesce`."""
+"""Coroutines of an open runtime: `reset`, `drain`, `audit_sliced`, `prepare_keys`, `ready`, `quiesce`."""
 
 from __future__ import annotations
 
@@ -111,6 +111,25 @@ async def drain_that_two_wait_for() -> AsyncIterator[Act]:
         tasks = [asyncio.create_task(case.kv.drain())]
         yield Act(begin=case.kv.drain, moves=(case.backend.fail,))
         await all_served(tasks)
+        await assert_all_given_back(case)
+
+
+# audit_sliced
+
+
+@RUNTIME_SCENES.add(suspensions=3)
+async def audit_sliced_while_a_lease_leaves_and_another_audit_runs() -> AsyncIterator[Act]:
+    async with opened(gpu_blocks=3000) as case:
+        make_resident(case.kv, prompt(3), {GROUP: "ccc"})
+        loading = granted(case.kv, prompt(3))
+        other = asyncio.create_task(case.kv.audit_sliced())
+
+        async def audit() -> None:
+            assert (await case.kv.audit_sliced()).violations == ()
+
+        yield Act(begin=audit, moves=(loading.release, case.backend.complete))
+        await all_served([other])
+        assert other.result().violations == ()
         await assert_all_given_back(case)
 
 

@@ -88,8 +88,10 @@ def test_doctor_reads_the_configuration(
         "cpu_blocks": None,
         "cpu_bytes": 1024**3,
         "store_policy": "eager",
+        "checksum": "off",
         "watermark": 0.5,
         "backend": "host",
+        "lease_age_limit_s": None,
     }
     assert report["sources"]["cpu_bytes"] == "argument"
     assert report["sources"]["watermark"] == "environment"

@@ -13,7 +13,8 @@ from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, SlidingWindow
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 GPU, CPU = Tier.GPU, Tier.CPU
 TOKENS: Final = 33

@@ -10,7 +10,8 @@ from aiokv.errors import CapacityError, InvalidTransition, LeaseReleased, UsageE
 from aiokv.model.ids import Tier
 from aiokv.model.plan import DeferReason, Deferred
 from aiokv.model.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 GPU, CPU = Tier.GPU, Tier.CPU
 FULL = FullAttention("full", block_size=4)

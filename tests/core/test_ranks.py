@@ -13,7 +13,8 @@ from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention
-from tests.core.harness import Host, geometry_of, state_of
+from aiokv.testing.host import Host, state_of
+from aiokv.testing.streams import geometry_of
 
 FULL = geometry_of(FullAttention("full", block_size=4))
 GPU, CPU = Tier.GPU, Tier.CPU
@@ -51,7 +52,7 @@ def test_a_load_has_ended_when_every_rank_has_reported_it_in_any_order(order: tu
     assert state_of(record) is LeaseState.READY
     assert h.letters(0).startswith("bbbb")
     assert h.cache.partly_reported == 0
-    assert h.cache.counters.rank_reports == {OK: 3, FAILED: 0, LOST: 0}
+    assert h.cache.counters.rank_reports == {OK: 3, Outcome.CORRUPT: 0, FAILED: 0, LOST: 0}
     h.tear_down()
 
 

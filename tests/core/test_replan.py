@@ -11,7 +11,8 @@ from aiokv.errors import CapacityError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import DeferReason, Deferred, Hit, Outcome
 from aiokv.model.spec import FullAttention, RecurrentState, SlidingWindow
-from tests.core.harness import Host, geometry_of, state_of
+from aiokv.testing.host import Host, state_of
+from aiokv.testing.streams import geometry_of
 
 FULL = geometry_of(FullAttention("full", block_size=4))
 GPU, CPU = Tier.GPU, Tier.CPU

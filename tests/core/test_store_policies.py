@@ -15,7 +15,8 @@ from aiokv.model.ids import DigestArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason, Outcome, StorePolicy
 from aiokv.model.spec import FullAttention, SlidingWindow
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 GPU, CPU = Tier.GPU, Tier.CPU
 BLOCK = 4

@@ -9,7 +9,8 @@ from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import DeclineReason, DeferReason, Deferred
 from aiokv.model.spec import ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 GPU, CPU = Tier.GPU, Tier.CPU
 STATE = RecurrentState("state", block_size=4)

@@ -48,7 +48,7 @@ LABELS: dict[str, tuple[type[Enum], ...]] = {
     "invariant": (Invariant,),
 }
 OTHER_LABELS = {
-    "state": {"active", "free", "reserved", "resident", "quarantined"},
+    "state": {"active", "overdue", "free", "reserved", "resident", "quarantined"},
     "version": {"0.1.0"},
     "backend": {"fake"},
     "block_tokens": {"16"},

@@ -43,6 +43,7 @@ async def opened(
     geometry: CacheGeometry = GEOMETRY,
     close_grace_s: float = 30.0,
     store_policy: StorePolicy = StorePolicy.EAGER,
+    lease_age_limit_s: float | None = None,
 ) -> AsyncIterator[Case]:
     """A runtime with `gpu_blocks - 1` usable GPU slots, closed afterwards; what still runs then is completed first."""
     backend = FakeBackend(manual=manual)
@@ -54,6 +55,7 @@ async def opened(
         backend=backend,
         close_grace_s=close_grace_s,
         store_policy=store_policy,
+        lease_age_limit_s=lease_age_limit_s,
     )
     async with KVRuntime(config) as kv:
         case = Case(kv=kv, backend=backend)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokv.errors import ConfigError
-from aiokv.model.plan import StorePolicy
+from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.runtime.config_file import (
     Settings,
     SettingSource,
@@ -44,31 +44,46 @@ def test_argument_beats_environment_beats_file(tmp_path: Path) -> None:
         "cpu_blocks": SettingSource.DEFAULT,
         "cpu_bytes": SettingSource.DEFAULT,
         "store_policy": SettingSource.DEFAULT,
+        "checksum": SettingSource.DEFAULT,
         "watermark": SettingSource.ENVIRONMENT,
         "backend": SettingSource.FILE,
+        "lease_age_limit_s": SettingSource.DEFAULT,
     }
 
 
 def test_every_setting_is_read_from_every_layer(tmp_path: Path) -> None:
     file = write(
         tmp_path,
-        'gpu_blocks = 64\ncpu_bytes = "8GiB"\nstore_policy = "lazy"\nwatermark = 0.1\nbackend = "host"',
+        'gpu_blocks = 64\ncpu_bytes = "8GiB"\nstore_policy = "lazy"\nwatermark = 0.1\n'
+        'checksum = "full"\nbackend = "host"\nlease_age_limit_s = 90',
     )
     environ = {
         "AIOKV_GPU_BLOCKS": "64",
         "AIOKV_CPU_BYTES": "8GiB",
         "AIOKV_STORE_POLICY": "lazy",
         "AIOKV_WATERMARK": "0.1",
+        "AIOKV_CHECKSUM": "full",
         "AIOKV_BACKEND": "host",
+        "AIOKV_LEASE_AGE_LIMIT_S": "90",
     }
     arguments = {
         "gpu_blocks": 64,
         "cpu_bytes": 8 * GIB,
         "store_policy": StorePolicy.LAZY,
         "watermark": 0.1,
+        "checksum": Checksum.FULL,
         "backend": "host",
+        "lease_age_limit_s": 90,
     }
-    expected = Settings(gpu_blocks=64, cpu_bytes=8 * GIB, store_policy=StorePolicy.LAZY, watermark=0.1, backend="host")
+    expected = Settings(
+        gpu_blocks=64,
+        cpu_bytes=8 * GIB,
+        store_policy=StorePolicy.LAZY,
+        watermark=0.1,
+        checksum=Checksum.FULL,
+        backend="host",
+        lease_age_limit_s=90,
+    )
     assert load_settings(file=file, environ={}, arguments={}) == expected
     assert load_settings(file=None, environ=environ, arguments={}) == expected
     assert load_settings(file=None, environ={}, arguments=arguments) == expected
@@ -135,10 +150,17 @@ def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() 
         ("cpu_bytes = -1", "'?-1'? is not a size"),
         ('store_policy = "EAGER"', "store_policy must be one of eager, lazy, selective, not 'EAGER'"),
         ("store_policy = 1", "store_policy must be one of"),
+        ('checksum = "crc"', "checksum must be one of off, sampled, full, not 'crc'"),
+        ("checksum = true", "checksum must be one of"),
         ("watermark = 1.0", "watermark must be at least 0 and less than 1"),
         ("watermark = nan", "watermark must be at least 0 and less than 1"),
         ('watermark = "0.1"', "watermark must be a number"),
         ("watermark = true", "watermark must be a number"),
+        ("lease_age_limit_s = 0", "lease_age_limit_s must be a number of seconds, more than zero"),
+        ("lease_age_limit_s = inf", "lease_age_limit_s must be a number of seconds"),
+        ("lease_age_limit_s = nan", "lease_age_limit_s must be a number of seconds"),
+        ('lease_age_limit_s = "90"', "lease_age_limit_s must be a number of seconds"),
+        ("lease_age_limit_s = true", "lease_age_limit_s must be a number of seconds"),
         ('backend = "gpu"', "backend must be one of auto, cuda, host, not 'gpu'"),
         ("backend = 1", "backend must be one of"),
         ("gpu_blocks = [1]", "gpu_blocks must be a whole number"),

@@ -48,6 +48,7 @@ async def test_another_thread() -> None:
             lambda: asyncio.run(case.kv.aclose()),
             lambda: asyncio.run(case.kv.drain()),
             lambda: asyncio.run(case.kv.reset()),
+            lambda: asyncio.run(case.kv.audit_sliced()),
             lambda: case.kv.audit(),
             lambda: case.kv.snapshot(),
             lambda: case.kv.capacity_generation,
@@ -80,7 +81,14 @@ def test_another_loop() -> None:
     lease = granted(kv, prompt(2))
 
     async def use() -> None:
-        for awaited in (kv.acquire("other", prompt(1)), kv.aclose(), kv.drain(), kv.ready(), kv.reset()):
+        for awaited in (
+            kv.acquire("other", prompt(1)),
+            kv.aclose(),
+            kv.drain(),
+            kv.ready(),
+            kv.reset(),
+            kv.audit_sliced(),
+        ):
             with pytest.raises(UsageError, match="event loop"):
                 await awaited
         with pytest.raises(UsageError, match="event loop"):
@@ -104,7 +112,7 @@ async def test_a_runtime_that_is_not_open() -> None:
     for use in (lambda: kv.try_acquire("r", [1]), kv.audit, kv.snapshot, kv.fence, lambda: kv.core):
         with pytest.raises(UsageError, match="not open"):
             use()
-    for awaited in (kv.acquire("r", [1]), kv.admit("r", [1]), kv.ready(), kv.drain(), kv.reset()):
+    for awaited in (kv.acquire("r", [1]), kv.admit("r", [1]), kv.ready(), kv.drain(), kv.reset(), kv.audit_sliced()):
         with pytest.raises(UsageError, match="not open"):
             await awaited
     assert (await kv.prepare_keys(prompt(2))).num_blocks == 2
