@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from aiokv.model.plan import DeferReason, Deferred
 from aiokv.model.spec import FullAttention, SlidingWindow
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 FULL = geometry_of(FullAttention("full", block_size=4))
 

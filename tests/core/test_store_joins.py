@@ -6,7 +6,8 @@ from aiokv.core.inflight import Transfer
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import DeclineReason, Outcome
 from aiokv.model.spec import FullAttention
-from tests.core.harness import Host, geometry_of
+from aiokv.testing.host import Host
+from aiokv.testing.streams import geometry_of
 
 FULL = geometry_of(FullAttention("full", block_size=4))
 
