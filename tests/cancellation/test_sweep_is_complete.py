@@ -22,7 +22,7 @@ NEVER = sys.maxsize
 
 @contextmanager
 def calls_recorded(wanted: Mapping[str, CodeType]) -> Iterator[set[str]]:
-    """The names of the functions that are called meanwhile by what a sweep cancels; what a stage calls does not count."""
+    """The names of the functions that are called meanwhile by what a sweep cancels; what a stage calls is left out."""
     names = {code: name for name, code in wanted.items()}
     called: set[str] = set()
 
