@@ -361,6 +361,12 @@ async def test_who_gave_up_waiting_for_a_load_is_not_kept() -> None:
         for _ in range(500):
             with pytest.raises(AcquireTimeout):
                 await lease.ready(timeout=0.0)
+        patient = [asyncio.create_task(lease.ready(timeout=3600.0)) for _ in range(500)]
+        await turns(2)
+        for task in patient:
+            task.cancel()
+        await asyncio.wait(patient)
+        del patient, task
         gc.collect()
         assert sum(issubclass(type(kept), asyncio.Future) and kept.done() for kept in gc.get_objects()) < 100
         lease.release()

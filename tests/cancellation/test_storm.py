@@ -9,27 +9,22 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, final
 
-import anyio
 import pytest
 
-from aiokv import AcquireTimeout, CacheGeometry, Lease, Tier
+from aiokv import CacheGeometry, Lease, Tier
 from aiokv.core.counters import Source
 from aiokv.runtime.acquire import RequestOptions
+from tests.cancellation.moods import Moods, OwnError, assert_enough
 from tests.runtime.support import BLOCK, GEOMETRY, GROUP, HYBRID, Case, assert_all_given_back, opened, prompt, turns
 
 REQUESTS: Final = 300
 AT_ONCE: Final = 24
 FAMILIES: Final = 5
 LONGEST: Final = 9
-MOODS: Final = ("task", "task twice", "scope", "timeout", "patient", "patient", "patient")
-
-
-class _OwnError(Exception):
-    """What a request's body fails with on purpose."""
 
 
 @final
@@ -39,9 +34,9 @@ class Storm:
     def __init__(self, case: Case, *, seed: int) -> None:
         self._case = case
         self._random = random.Random(seed)
-        self._loop = asyncio.get_running_loop()
         self._blowing = True
         self.seen: Counter[str] = Counter()
+        self._moods = Moods(self._random, seen=self.seen, within=40)
 
     async def run(self) -> list[object]:
         world = asyncio.create_task(self._turn_the_world())
@@ -72,42 +67,7 @@ class Storm:
 
     async def _one(self, limit: asyncio.Semaphore, number: int) -> None:
         async with limit:
-            mood = self._random.choice(MOODS)
-            try:
-                await self._in_mood(mood, self._request(number))
-            except (asyncio.CancelledError, AcquireTimeout, TimeoutError, _OwnError) as error:
-                self.seen[type(error).__name__] += 1
-            self.seen["ended"] += 1
-
-    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:
-        """Run the request; within a random number of turns it is ended in one of the ways."""
-        after = self._random.randrange(40)
-        if mood == "scope":
-            with anyio.CancelScope() as scope:
-                self._in_turns(after, scope.cancel)
-                await request
-            self.seen["cancelled by scope"] += scope.cancelled_caught
-        elif mood == "timeout":
-            async with asyncio.timeout(None) as timeout:
-                self._in_turns(after, lambda: self._expire(timeout))
-                await request
-        else:
-            task = asyncio.create_task(request)
-            if mood != "patient":
-                self._in_turns(after, task.cancel)
-            if mood == "task twice":
-                self._in_turns(after + 1, task.cancel)
-            await task
-
-    def _expire(self, timeout: asyncio.Timeout) -> None:
-        with suppress(RuntimeError):  # the request has ended before
-            timeout.reschedule(self._loop.time())
-
-    def _in_turns(self, count: int, action: Callable[[], object]) -> None:
-        if count:
-            self._loop.call_soon(self._in_turns, count - 1, action)
-        else:
-            action()
+            await self._moods.run(self._request(number))
 
     async def _request(self, number: int) -> None:
         family, blocks = self._random.randrange(FAMILIES), self._random.randrange(1, LONGEST)
@@ -126,7 +86,7 @@ class Storm:
                 self._assert_slots_are_its_own(lease)
                 lease.confirm(lease.num_tokens)
             if self._random.random() < 0.1:
-                raise _OwnError
+                raise OwnError
 
     @asynccontextmanager
     async def _leased(self, name: str, token_ids: list[int]) -> AsyncIterator[Lease]:
@@ -176,9 +136,9 @@ async def test_a_storm_leaves_nothing_behind(seed: int, geometry: CacheGeometry,
             "AcquireTimeout": 10,
             "TimeoutError": 5,
             "cancelled by scope": 5,
-            "_OwnError": 5,
+            "OwnError": 5,
         }
-        assert not {what: storm.seen[what] for what, least in enough.items() if storm.seen[what] < least}, storm.seen
+        assert_enough(storm.seen, enough)
         await assert_all_given_back(case)
         counters = case.kv.core.counters
         assert counters.leases_opened == sum(counters.leases_closed.values())

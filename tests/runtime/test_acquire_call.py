@@ -164,6 +164,20 @@ async def test_one_closed_by_hand_while_it_waits_leaves_the_line() -> None:
         await assert_all_given_back(case)
 
 
+async def test_one_closed_by_hand_at_the_head_of_the_line_lets_the_next_one_in() -> None:
+    """The next one fits at once; nothing is freed that would wake it otherwise (law 4)."""
+    async with opened() as case:
+        holder = granted(case.kv, prompt(4, extra=0))
+        call = case.kv.acquire("closed", prompt(8, seed=1, extra=0))
+        call.send(None)
+        waiting = asyncio.create_task(case.kv.acquire("waiting", prompt(1, seed=2, extra=0)))
+        await turns(2)
+        call.close()
+        (await asyncio.wait_for(waiting, 10.0)).release()
+        holder.release()
+        await assert_all_given_back(case)
+
+
 async def test_one_closed_by_hand_while_it_loads_is_found_by_the_loop() -> None:
     async with opened() as case:
         make_resident(case.kv, prompt(3), {GROUP: "ccc"})

@@ -149,6 +149,33 @@ async def test_a_running_request_gets_more_room_before_anybody_is_let_in() -> No
         await assert_all_given_back(case)
 
 
+async def test_an_extension_that_would_fit_does_not_overtake_one_that_waits() -> None:
+    """Invariant 5: neither by `try_extend`, which changes nothing, nor by `extend`."""
+    async with opened() as case:
+        large, small, other = (granted(case.kv, prompt(2, seed=seed, extra=0)) for seed in range(3))
+        order: list[str] = []
+
+        async def note(name: str, lease: Lease, *, blocks: int) -> None:
+            await lease.extend(blocks * BLOCK)
+            order.append(name)
+
+        waiting = [asyncio.create_task(note("large", large, blocks=4))]
+        await turns(2)
+        before = state_of(case.kv)
+        assert small.try_extend(BLOCK) == Deferred(DeferReason.QUEUED)
+        assert state_of(case.kv) == before
+        waiting.append(asyncio.create_task(note("small", small, blocks=1)))
+        await turns(3)
+        assert order == []
+        other.release()
+        await turns(6)
+        assert order == ["large"]
+        large.release()
+        await asyncio.wait_for(asyncio.gather(*waiting), 10.0)
+        small.release()
+        await assert_all_given_back(case)
+
+
 async def test_nobody_is_let_in_before_a_lease_that_waits_after_a_failed_load() -> None:
     async with opened() as case:
         token_ids = prompt(3, extra=0)

@@ -176,6 +176,19 @@ async def test_a_request_is_resumed_once() -> None:
         await assert_all_given_back(case)
 
 
+async def test_who_polls_resumes_a_request_once_too() -> None:
+    async with opened() as case:
+        preempted = generating(case).preempt()
+        await finish_copies(case)
+        resumed = preempted.try_resume()
+        assert isinstance(resumed, Lease)
+        for again in (preempted.try_resume, preempted.resume().__await__().__next__):
+            with pytest.raises(InvalidTransition, match="while it is resumed"):
+                again()
+        resumed.release()
+        await assert_all_given_back(case)
+
+
 async def test_a_closed_or_dropped_handle_leaves_nothing() -> None:
     async with opened() as case:
         preempted = generating(case).preempt()

@@ -8,7 +8,7 @@ from typing import Any, final
 
 import pytest
 
-from aiokv import AcquireTimeout, Lease
+from aiokv import AcquireTimeout, DeclineReason, Lease
 from aiokv.testing import evict, make_resident
 from tests.cancellation.scenarios import hold
 from tests.runtime.support import (
@@ -99,6 +99,8 @@ async def test_a_block_that_two_have_computed_is_stored_once() -> None:
         await finish_copies(case)
         stored = [block for copy in case.backend.history for block in copy.source_blocks]
         assert len(stored) == len(set(stored)) == 3
+        skipped = case.kv.core.counters.store_skipped_blocks
+        assert not skipped[DeclineReason.REQUEST_GONE], "the duplicate was never offered"
         await assert_all_given_back(case)
 
 
