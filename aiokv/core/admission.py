@@ -201,7 +201,7 @@ class Admission:
             transfer = world.inflight.find(int(transfer_id))
             if transfer.targets is None:
                 self._name_load(transfer)
-            transfer.waiters.add(record.lease_id)
+            world.inflight.join(transfer, record.lease_id)
             record.waiting.add(transfer.transfer_id)
         targets = world.inflight.loading_targets(plan.join_sources)
         world.gpu.pin(targets)
@@ -235,7 +235,7 @@ class Admission:
                 yield
 
     def _leave(self, transfer: Transfer, *, lease_id: int) -> None:
-        transfer.waiters.discard(lease_id)
+        self._world.inflight.leave(transfer, lease_id)
         if not transfer.waiters and transfer.state is TransferState.QUEUED:
             self.drop(transfer)
 
