@@ -21,6 +21,7 @@ from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
 from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
+from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -166,17 +167,17 @@ class World:
         self.cpu.unclaim(count - len(slots))
         return slots
 
-    def unpin_gpu(self, slots: SlotArray) -> None:
-        """Drop one pin each, in eviction order."""
+    def unpin_gpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
+        """Drop one pin each, or so many, in eviction order."""
         if len(slots):
-            self.gpu.unpin(slots)
+            self.gpu.unpin(slots, times)
             self.capacity_generation += 1
             self.note_moves(len(slots))
 
-    def unpin_cpu(self, slots: SlotArray) -> None:
-        """Drop one pin each, in eviction order."""
+    def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
+        """Drop one pin each, or so many, in eviction order."""
         if self.cpu is not None and len(slots):
-            self.cpu.unpin(slots)
+            self.cpu.unpin(slots, times)
 
     def unclaim_gpu(self, count: int) -> None:
         """Give claims back that were never named."""
