@@ -1,7 +1,8 @@
 """Leases: what one request holds, and the table of all of them.
 
 Rules
-- A record holds one pin on every GPU slot in its tables; transfers hold their own (law 4).
+- A record holds one pin on every GPU slot in its tables and on those that are leaving; transfers hold their own
+  (law 4).
 - A record never looks anything up; it is filled by admission and changed by its own life cycle only.
 
 Transitions: HELD -> LOADING -> READY -> RELEASED, with HELD -> READY when nothing is loaded, LOADING -> HELD when a
@@ -37,6 +38,8 @@ __all__ = [
     "LeaseState",
     "LeaseTable",
 ]
+
+_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
 
 class LeaseState(Enum):
@@ -141,6 +144,7 @@ class LeaseRecord:
         "is_finishing",
         "keys",
         "lease_id",
+        "leaving",
         "length",
         "loaded",
         "opened_at",
@@ -194,6 +198,9 @@ class LeaseRecord:
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
+        self.leaving: SlotArray = _NO_SLOTS
+        """Slots of an old prefix that it still pins, in eviction order: until all its claims have names, so that
+        none of them is named anew for it."""
         self.is_finishing = False
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""
@@ -203,8 +210,7 @@ class LeaseRecord:
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
-        self.gpu_epoch = epochs.gpu
-        self.cpu_epoch = epochs.cpu
+        self.gpu_epoch, self.cpu_epoch = epochs.gpu, epochs.cpu
         self.watchers = watchers
 
     @property
@@ -249,8 +255,21 @@ class LeaseRecord:
         keys.truncate(num_tokens)
         return replace(self.request, request_id=request_id, keys=keys, prompt_tokens=num_tokens, phase=Phase.FIRST)
 
+    def put_off(self, slots: SlotArray) -> None:
+        """These have left the tables and are still pinned, in eviction order."""
+        self.leaving = np.concatenate((self.leaving, slots))
+        for changed in self.watchers:
+            changed.add(self.lease_id)
+
+    def take_leaving(self) -> SlotArray:
+        """Remove and return what `put_off` was told: the caller unpins it."""
+        slots, self.leaving = self.leaving, _NO_SLOTS
+        for changed in self.watchers:
+            changed.add(self.lease_id)
+        return slots
+
     def held_slots(self) -> SlotArray:
-        """Every GPU slot that this lease pins, in eviction order: the tail of the prefix first."""
+        """Every GPU slot in the tables, each pinned, in eviction order: the tail of the prefix first."""
         parts: list[SlotArray] = []
         ends: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         for index, table in enumerate(self.tables):

@@ -8,6 +8,8 @@ Rules
 - A load with corrupt blocks has failed as a whole, and nothing that it wrote is used. The corrupt blocks have left the
   CPU tier by then; the others are hits there as before.
 - Nothing is looked up again for any other reason (law 1).
+- The plan, its pins and its claims are one step; the claims are named in slices, load targets first. Until all have
+  names the lease keeps its pins on what it dropped.
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
   that wait for each other's slots do not stop each other where one of them could go on.
 
@@ -18,7 +20,7 @@ first; one that was released meanwhile is passed over.
 from __future__ import annotations
 
 from collections import deque
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
-from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
+from aiokv.core.lookup import find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
@@ -39,18 +41,22 @@ from aiokv.model.spec import FullAttention, RecurrentState
 
 __all__ = ["Loads"]
 
+_BESIDE_A_PLAN: Final = 4
+"""The part of a slice that is named in one hold with a plan, which may take most of a slice itself: a quarter."""
+
 
 @final
 class Loads:
     """Completes loads and plans failed ones again."""
 
-    __slots__ = ("_admission", "_failed", "_is_retrying", "_must_retry", "_replans", "_world")
+    __slots__ = ("_admission", "_failed", "_is_replanning", "_is_retrying", "_must_retry", "_replans", "_world")
 
     def __init__(self, world: World, *, admission: Admission) -> None:
         self._world = world
         self._admission = admission
         self._failed: deque[LeaseRecord] = deque()
         self._replans: deque[LeaseRecord] = deque()
+        self._is_replanning = False
         self._is_retrying = False
         self._must_retry = False
 
@@ -87,25 +93,48 @@ class Loads:
             self._world.slices.start(self._retrying())
 
     def _replanning(self) -> Job:
-        """Plan leases again whose loads have just failed, one a slice."""
+        """Plan leases again whose loads have just failed, one a slice; what is long to name, in slices of its own."""
+        if self._is_replanning:
+            return
+        self._is_replanning = True
         while self._failed:
-            record = self._failed.popleft()
-            if record.state is LeaseState.LOADING and not self._replan(record):
-                record.advance(LeaseEvent.REPLAN)
-                self._replans.append(record)
-                self._drop_failed(record)
+            record = self._failed[0]
+            if self._is_long_to_name(record):
+                yield from self._admission.naming_job(record)
+                yield
+            self._failed.popleft()
+            if record.state is LeaseState.LOADING:
+                if self._replan(record):
+                    yield from self._naming(record)
+                else:
+                    record.advance(LeaseEvent.REPLAN)
+                    self._replans.append(record)
+                    self._drop_failed(record)
             if self._failed:
                 yield
+        self._is_replanning = False
 
     def _retrying(self) -> Job:
         """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
         while self._must_retry:
             self._must_retry = False
             for record in tuple(self._replans):
-                if record.state is not LeaseState.HELD or self._replan(record):
+                if record.state is not LeaseState.HELD:
                     self._replans.remove(record)
+                elif self._replan(record):
+                    self._replans.remove(record)
+                    yield from self._naming(record)
                 yield
         self._is_retrying = False
+
+    def _naming(self, record: LeaseRecord) -> Job:
+        """Name what a new plan claims: in this slice, unless that is long."""
+        if self._is_long_to_name(record):
+            yield
+        yield from self._admission.naming_job(record)
+
+    def _is_long_to_name(self, record: LeaseRecord) -> bool:
+        return record.unnamed_claims > self._world.slice_blocks // _BESIDE_A_PLAN
 
     def _is_first(self, record: LeaseRecord) -> bool:
         """Whether no other lease has waited for capacity longer."""
@@ -129,11 +158,23 @@ class Loads:
         self._world.outbox.settled.append(record.lease_id)
 
     def _replan(self, record: LeaseRecord) -> bool:
-        """Plan a lease with failed loads again. False, and nothing but names has changed, without capacity."""
+        """Plan a lease with failed loads again, its claims still to be named.
+
+        False, and nothing but names has changed, without capacity.
+        """
         world = self._world
         self._admission.finish_naming(record)
         failed = _failed_masks(record)
-        residency = self._residency_without(record, _missing_masks(record))
+        residency = find_residency(
+            world.geometry,
+            record.keys,
+            gpu=world.gpu,
+            cpu=world.cpu_index if record.replans == 0 else None,
+            num_tokens=record.request.prompt_tokens,
+            align=record.request.align,
+            longest=record.length,
+            without=_missing_masks(record),
+        )
         plan = plan_acquire(
             world.geometry,
             record.request,
@@ -165,11 +206,14 @@ class Loads:
         """Have `lacking` slots beside those that the changes free; behind another lease, only those that hints hold
         among what the changes drop.
         """
-        world = self._world
+        world, is_first = self._world, self._is_first(record)
+        lacking -= world.gpu.available if is_first else 0
+        if lacking <= 0:
+            return True
         fresh = np.concatenate([change.fresh_slots for change in changes])
         dropped = np.concatenate([change.dropped_slots for change in changes])
-        if self._is_first(record):
-            return make_room(world, lacking - world.gpu.available, kept=fresh, leaving=dropped)
+        if is_first:
+            return make_room(world, lacking, kept=fresh, leaving=dropped)
         others = np.setdiff1d(world.hints.held[Tier.GPU].slots, dropped)
         return make_room(world, lacking, kept=np.concatenate((fresh, others)), leaving=dropped)
 
@@ -181,21 +225,20 @@ class Loads:
     def _swap(
         self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange], gives_back_first: bool
     ) -> None:
-        """Exchange the prefix. New slots are named before old ones are free to be, unless there are no others."""
+        """Exchange the prefix. Old slots are let go when the new ones have names, unless there are no others."""
         world = self._world
+        dropped = np.concatenate([change.dropped_slots[::-1] for change in changes])
         if gives_back_first:
-            self._drop(changes)
+            world.unpin_gpu(dropped)
         world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(sum(change.claims for change in changes))
         self._rebind(record, plan, changes=changes)
         if not gives_back_first:
-            self._drop(changes)
-
-    def _drop(self, changes: list[_PrefixChange]) -> None:
-        for change in changes:
-            self._world.unpin_gpu(change.dropped_slots[::-1])
+            record.put_off(dropped)
+        if not record.claims:
+            world.unpin_gpu(record.take_leaving())
 
     def _drop_failed(self, record: LeaseRecord) -> None:
         """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
@@ -213,7 +256,6 @@ class Loads:
             if len(change.recomputed):
                 record.claims.append(ClaimSegment(table=table, positions=change.recomputed))
             self._admission.start_loads(record, index=index, plan=group)
-        self._admission.finish_naming(record)
 
     def _revise(self, record: LeaseRecord, plan: AcquirePlan, *, failed: list[BoolArray]) -> None:
         """Write down the new outcome and move on: load again, or be ready. Those who come after may be let in."""
@@ -239,27 +281,6 @@ class Loads:
             self._settle(record)
         elif record.state is LeaseState.HELD:
             record.advance(LeaseEvent.LOAD)
-
-    def _residency_without(self, record: LeaseRecord, missing: list[BoolArray]) -> Residency:
-        """What is resident now, these positions taken as missing in the CPU tier; at most the old prefix."""
-        world, request = self._world, record.request
-        found = find_residency(
-            world.geometry,
-            record.keys,
-            gpu=world.gpu,
-            cpu=world.cpu_index if record.replans == 0 else None,
-            num_tokens=request.prompt_tokens,
-            align=request.align,
-        )
-        groups = tuple(_without(group, mask) for group, mask in zip(found.groups, missing, strict=True))
-        length = longest_valid(
-            world.geometry,
-            num_tokens=request.prompt_tokens,
-            present=[group.present for group in groups],
-            align=request.align,
-            limit=record.length,
-        )
-        return Residency(length=length, groups=groups)
 
 
 @final
@@ -293,8 +314,11 @@ class _PrefixChange:
 
 def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:
     """Which blocks of the prefix this load was to bring: a joined one may bring others as well."""
-    prefix = record.tables[transfer.group].view()[: len(record.loaded[transfer.group])]
-    return np.isin(prefix, transfer.bound_targets)
+    is_failed = np.zeros_like(record.loaded[transfer.group])
+    count = int(transfer.positions.searchsorted(len(is_failed)))
+    positions = transfer.positions[:count]
+    is_failed[positions] = record.tables[transfer.group].view()[positions] == transfer.bound_targets[:count]
+    return is_failed
 
 
 def _failed_masks(record: LeaseRecord) -> list[BoolArray]:
@@ -315,11 +339,3 @@ def _masks_of(record: LeaseRecord, loads: list[FailedLoad]) -> list[BoolArray]:
     for load in loads:
         masks[load.group] |= load.positions
     return masks
-
-
-def _without(group: GroupResidency, missing: BoolArray) -> GroupResidency:
-    """The same residency, these positions gone from the CPU tier."""
-    on_cpu = group.on_cpu.copy()
-    known = min(len(on_cpu), len(missing))
-    on_cpu[:known] &= ~missing[:known]
-    return GroupResidency(on_gpu=group.on_gpu, gpu_slots=group.gpu_slots, on_cpu=on_cpu, cpu_slots=group.cpu_slots)

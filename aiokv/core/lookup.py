@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ __all__ = ["GroupResidency", "Index", "Keys", "Residency", "candidate_lengths", 
 
 _FIRST_SLICE = 128
 _SLICE_GROWTH = 4
+_NO_BLOCKS: Final[BoolArray] = np.zeros(0, np.bool_)
 
 
 class Index(Protocol):
@@ -72,21 +73,34 @@ class Residency:
 
 
 def find_residency(
-    geometry: CacheGeometry, keys: Keys, *, gpu: Index, cpu: Index | None, num_tokens: int, align: int
+    geometry: CacheGeometry,
+    keys: Keys,
+    *,
+    gpu: Index,
+    cpu: Index | None,
+    num_tokens: int,
+    align: int,
+    longest: int | None = None,
+    without: Sequence[BoolArray] = (),
 ) -> Residency:
-    """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens."""
-    limit = num_tokens - 1
+    """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens.
+
+    The answer is at most `longest` tokens; per group, the leading blocks marked in `without` are missing in the CPU
+    tier.
+    """
+    limit = num_tokens - 1 if longest is None else min(longest, num_tokens - 1)
     found: dict[int, GroupResidency] = {}
     for index in _probe_order(geometry):
         block = geometry.effective_block_size(index)
         margin = block if geometry.groups[index].lookahead else 0
         blocks = min(limit + margin, num_tokens - 1) // block
-        found[index] = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks)
+        unasked = without[index] if without else _NO_BLOCKS
+        found[index] = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks, unasked=unasked)
         if isinstance(geometry.groups[index], FullAttention):
             limit = min(limit, _resident_prefix(found[index]) * block)
     groups = tuple(found[i] for i in range(len(geometry.groups)))
     present = [group.present for group in groups]
-    length = longest_valid(geometry, num_tokens=num_tokens, present=present, align=align)
+    length = longest_valid(geometry, num_tokens=num_tokens, present=present, align=align, limit=longest)
     return Residency(length=length, groups=groups)
 
 
@@ -136,16 +150,26 @@ def _probe_order(geometry: CacheGeometry) -> list[int]:
 
 
 def _probe_group(
-    geometry: CacheGeometry, keys: Keys, *, gpu: Index, cpu: Index | None, index: int, blocks: int
+    geometry: CacheGeometry,
+    keys: Keys,
+    *,
+    gpu: Index,
+    cpu: Index | None,
+    index: int,
+    blocks: int,
+    unasked: BoolArray,
 ) -> GroupResidency:
-    """Probe up to `blocks` leading blocks; a full group stops after the slice that holds its first miss."""
+    """Probe up to `blocks` leading blocks; a full group stops after the slice that holds its first miss.
+
+    The CPU tier is not asked for those marked in `unasked`.
+    """
     step = geometry.hashes_per_block(index)
     stops_at_miss = isinstance(geometry.groups[index], FullAttention)
     parts: list[GroupResidency] = []
     start, size = 0, _FIRST_SLICE if stops_at_miss else max(blocks, 1)
     while start < blocks:
         stop = min(start + size, blocks)
-        part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index)
+        part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
         parts.append(part)
         if stops_at_miss and not part.present.all():
             break
@@ -153,9 +177,11 @@ def _probe_group(
     return _joined(parts)
 
 
-def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int) -> GroupResidency:
+def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unasked: BoolArray) -> GroupResidency:
     on_gpu = gpu.find(keys, group)
-    absent = np.flatnonzero(~on_gpu.present)
+    is_absent = ~on_gpu.present
+    is_absent[: len(unasked)] &= ~unasked
+    absent = is_absent.nonzero()[0]
     on_cpu = np.zeros(len(keys), np.bool_)
     cpu_slots = np.zeros(len(keys), np.int32)
     if cpu is not None and len(absent):

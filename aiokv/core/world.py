@@ -252,6 +252,8 @@ class World:
 
     def are_lost(self, slots: SlotArray) -> BoolArray:
         """Which GPU slots are out of use for good: whoever holds them may read them, nobody writes them again."""
+        if not self.lost_gpu_slots:
+            return np.zeros(len(slots), np.bool_)
         return np.isin(slots, list(self.lost_gpu_slots))
 
     def count_last_pins(self, slots: SlotArray) -> int:
