@@ -14,7 +14,6 @@ Transitions: HELD -> REVOKED -> HELD (held anew by its owner), HELD -> RELEASED,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Final, NamedTuple, final
 
 import numpy as np
@@ -22,13 +21,13 @@ import numpy as np
 from aiokv.core.slot_counts import HeldSlots, SlotCounts, SlotTimes, count_repeats
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition
-from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import DigestArray, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["HintEvent", "HintRecord", "HintState", "HintTable", "WantedBlock"]
 
 
-class HintState(Enum):
+class HintState(KeyEnum):
     """Where a residence hint stands."""
 
     HELD = "held"
@@ -36,7 +35,7 @@ class HintState(Enum):
     RELEASED = "released"
 
 
-class HintEvent(Enum):
+class HintEvent(KeyEnum):
     """What can happen to a residence hint."""
 
     HOLD = "take hold"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, final
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
+from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.plan import Outcome
 
 __all__ = ["NOBODY", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
@@ -32,7 +31,7 @@ NOBODY: Final = 0
 """The owner of a transfer that no lease asked for; lease ids start at 1."""
 
 
-class TransferState(Enum):
+class TransferState(KeyEnum):
     """Where a transfer stands."""
 
     QUEUED = "queued"
@@ -43,7 +42,7 @@ class TransferState(Enum):
     DROPPED = "dropped"
 
 
-class TransferEvent(Enum):
+class TransferEvent(KeyEnum):
     """What can happen to a transfer."""
 
     SUBMIT = "be submitted"
@@ -65,7 +64,7 @@ _NEXT: Final = {
 }
 
 
-class SourceUse(Enum):
+class SourceUse(KeyEnum):
     """What the sources of a transfer were when it was planned, and so where they return to in the eviction order."""
 
     USED = "of a request"

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import Final, final
 
@@ -24,7 +23,7 @@ from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
+from aiokv.model.ids import NULL_SLOT, BoolArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit, Outcome
 
@@ -42,7 +41,7 @@ __all__ = [
 _NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
 
-class LeaseState(Enum):
+class LeaseState(KeyEnum):
     """Where a lease stands."""
 
     HELD = "held"
@@ -51,7 +50,7 @@ class LeaseState(Enum):
     RELEASED = "released"
 
 
-class LeaseEvent(Enum):
+class LeaseEvent(KeyEnum):
     """What can happen to a lease."""
 
     LOAD = "start loading"

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from aiokv.core.coverage import coverage
+from aiokv.core.coverage import coverage, covered_range
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -111,19 +111,39 @@ def longest_valid(
 
     What lies beyond a mask is missing.
     """
-    lengths = candidate_lengths(geometry, num_tokens=num_tokens, align=align)
-    if limit is not None:
-        lengths = lengths[: limit // geometry.alignment(align) + 1]
+    longest = num_tokens - 1 if limit is None else min(limit, num_tokens - 1)
+    for index, mask in enumerate(present):
+        if isinstance(geometry.groups[index], FullAttention):
+            longest = min(longest, _count_leading(mask) * geometry.effective_block_size(index))
+    longest -= longest % geometry.alignment(align)
+    if longest <= 0:
+        return 0
+    if all(_is_served(geometry, i, longest, present=mask, num_tokens=num_tokens) for i, mask in enumerate(present)):
+        return longest
+    lengths = candidate_lengths(geometry, num_tokens=longest + 1, align=align)
     valid = np.ones(len(lengths), np.bool_)
     for index, mask in enumerate(present):
         valid &= _is_covered(geometry, index, lengths=lengths, present=mask, num_tokens=num_tokens)
     valid[0] = True
-    return int(lengths[np.flatnonzero(valid)[-1]])
+    return int(lengths[valid.nonzero()[0][-1]])
 
 
 def candidate_lengths(geometry: CacheGeometry, *, num_tokens: int, align: int) -> IntArray:
     """All multiples of the alignment from 0 to `num_tokens - 1`: the last token is always recomputed."""
     return np.arange(0, max(num_tokens, 1), geometry.alignment(align), dtype=np.int64)
+
+
+def _is_served(  # noqa: PLR0917  # "of group i for L", like `covered_range`
+    geometry: CacheGeometry, index: int, length: int, *, present: BoolArray, num_tokens: int
+) -> bool:
+    """`_is_covered` for one candidate length: the longest one is most often the answer."""
+    span = covered_range(geometry, index, length)
+    stop = span.stop
+    if geometry.groups[index].lookahead:
+        stop += 1
+        if length + geometry.effective_block_size(index) > num_tokens - 1:
+            return False
+    return span.start == stop or (stop <= len(present) and bool(present[span.start : stop].all()))
 
 
 def _is_covered(
@@ -207,5 +227,9 @@ def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
 
 def _resident_prefix(group: GroupResidency) -> int:
     """Leading blocks that are resident."""
-    present = group.present
-    return int(np.argmin(present)) if len(present) and not present.all() else len(present)
+    return _count_leading(group.present)
+
+
+def _count_leading(present: BoolArray) -> int:
+    """How many blocks are present before the first one that is not."""
+    return len(present) if present.all() else int(present.argmin())

@@ -97,12 +97,13 @@ def _plan(
     geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
 ) -> AcquirePlan:
     length = residency.length
+    spans = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
     groups = tuple(
-        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight)
-        for index, found in enumerate(residency.groups)
+        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=covered)
+        for index, (found, covered) in enumerate(zip(residency.groups, spans, strict=True))
     )
     loads = [group.is_loaded for group in groups]
-    covered = [(r.start, r.stop) for r in (covered_range(geometry, i, length) for i in range(len(groups)))]
+    covered = [(span.start, span.stop) for span in spans]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     switches = count_switches(geometry, length=length, loads=loads, covered=covered)
     return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
@@ -137,12 +138,12 @@ def _plan_group(
     residency: GroupResidency,
     length: int,
     inflight: InflightTable,
+    covered: range,
 ) -> GroupPlan:
     block = geometry.effective_block_size(index)
-    covered = covered_range(geometry, index, length)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
-    hits = np.flatnonzero(on_gpu).astype(np.int64, copy=False) + covered.start
-    misses = np.flatnonzero(~on_gpu).astype(np.int64, copy=False) + covered.start
+    hits = on_gpu.nonzero()[0] + covered.start
+    misses = (~on_gpu).nonzero()[0] + covered.start
     sources = residency.cpu_slots[misses]
     joins = inflight.loading_ids(sources) != 0
     is_loaded = np.zeros(covered.stop, np.bool_)
