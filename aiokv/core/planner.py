@@ -7,6 +7,7 @@ else (law 2).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,9 @@ __all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "claim_capacity", "empty_
 
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
+
+_NO_POSITIONS: Final[IntArray] = np.zeros(0, np.int64)
+_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,11 +147,13 @@ def _plan_group(
     block = geometry.effective_block_size(index)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
     hits = on_gpu.nonzero()[0] + covered.start
-    misses = (~on_gpu).nonzero()[0] + covered.start
-    sources = residency.cpu_slots[misses]
-    joins = inflight.loading_ids(sources) != 0
     is_loaded = np.zeros(covered.stop, np.bool_)
-    is_loaded[misses] = True
+    misses, sources, joins = _NO_POSITIONS, _NO_SLOTS, is_loaded[:0]
+    if len(hits) < len(on_gpu):
+        misses = (~on_gpu).nonzero()[0] + covered.start
+        is_loaded[misses] = True
+        sources = residency.cpu_slots[misses]
+        joins = inflight.loading_ids(sources) != 0
     capacity = claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(

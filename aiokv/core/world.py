@@ -212,9 +212,11 @@ class World:
 
     def forget(self, tier: Tier, evicted: Evicted, *, reason: EvictReason) -> None:
         """Blocks have stopped being findable: count them and say so."""
+        if not len(evicted):
+            return
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
-        if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
+        if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT):
             self.lost_copies.append(evicted)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
