@@ -1,5 +1,6 @@
 """aiokv keeps LLM KV-cache blocks in two tiers, GPU and CPU memory, and lets an asyncio program await them."""
 
+from aiokv.core.hint_table import HintState
 from aiokv.core.lease_table import LeaseState
 from aiokv.errors import (
     AcquireTimeout,
@@ -38,6 +39,7 @@ from aiokv.model.spec import (
     SlidingWindow,
 )
 from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.hint import ResidenceHint
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.run import run
@@ -66,6 +68,7 @@ __all__ = [
     "ForeignBlock",
     "FullAttention",
     "GroupSpec",
+    "HintState",
     "Hit",
     "InvalidTransition",
     "KVRuntime",
@@ -77,6 +80,7 @@ __all__ = [
     "Preempted",
     "RankTransfer",
     "RecurrentState",
+    "ResidenceHint",
     "RuntimeConfig",
     "SlidingWindow",
     "StorePolicy",

@@ -32,6 +32,7 @@ from aiokv import (
     MediaSpan,
     Preempted,
     RecurrentState,
+    ResidenceHint,
     RuntimeConfig,
     SlidingWindow,
     StorePolicy,
@@ -46,11 +47,14 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = """
 AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError Checksum
 ChunkedLocal ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped
-ForeignBlock FullAttention GroupSpec Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan Outcome
-Preempted RankTransfer RecurrentState RuntimeConfig SlidingWindow StorePolicy Tier TierCleared TransferError
-UsageError run
+ForeignBlock FullAttention GroupSpec HintState Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan
+Outcome Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy Tier TierCleared
+TransferError UsageError run
 """
-TESTING_NAMES = "FakeBackend FakeCopy evict exhaustive_hit exhaustive_sources make_resident"
+TESTING_NAMES = """
+BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend InjectedFaults Row RuntimeDriver Scheduler Setup
+Witness evict exhaustive_hit exhaustive_sources make_resident run_cache_machine run_scheduler_machine
+"""
 
 IDENTITY = ("salt", "adapter", "media")
 REQUEST = ("request_id", "token_ids", *IDENTITY, "reserve_tokens", "first_chunk", "align", "priority")
@@ -65,6 +69,8 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     KVRuntime.try_acquire: REQUEST,
     KVRuntime.keys: ("token_ids", *IDENTITY),
     KVRuntime.prepare_keys: ("token_ids", *IDENTITY),
+    KVRuntime.keep: ("token_ids", "tenant", "tier", "align", *IDENTITY),
+    KVRuntime.revoke_hints: ("tenant",),
     KVRuntime.fence: ("stream",),
     KVRuntime.reset: ("tier",),
     KVRuntime.drain: (),
@@ -93,6 +99,10 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.add_done_callback: ("callback",),
     Lease.finish: (),
     Lease.release: ("after",),
+    ResidenceHint.update: ("token_ids", "media"),
+    ResidenceHint.refresh: (),
+    ResidenceHint.revoke: (),
+    ResidenceHint.release: (),
     CacheGeometry: ("groups", "hash_block_size"),
     FullAttention: ("name", "block_size", "lookahead", "sharded"),
     SlidingWindow: ("name", "block_size", "window", "lookahead", "sharded"),
@@ -109,6 +119,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
         "backend",
         "world_size",
         "remote_ranks",
+        "hint_quota",
     ),
     MediaSpan: ("digest", "start", "length"),
     Hit: ("prompt_tokens", "gpu_tokens", "cpu_tokens", "compute_tokens"),

@@ -19,6 +19,7 @@ from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import Residency, find_residency
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
+from aiokv.core.revocations import make_room, plan_room
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
@@ -73,7 +74,7 @@ class Admission:
             inflight=world.inflight,
             capacity=world.usable_gpu_slots,
         )
-        refusal = self._refusal(plan)
+        refusal = self._make_room(plan)
         if refusal is not None:
             world.counters.lookups[LookupResult.DEFERRED] += 1
             world.counters.alloc_failures[refusal] += 1
@@ -128,14 +129,15 @@ class Admission:
             record.attributed = True
             self._world.counters.count_delivered(record.delivered, phase=record.request.phase)
 
-    def _refusal(self, plan: AcquirePlan) -> DeferReason | None:
-        gpu = self._world.gpu
-        needed = plan.claims + gpu.count_unpinned(plan.hit_slots)
-        if needed > gpu.available:
-            return DeferReason.CAPACITY
-        if len(self._world.leases) and needed > gpu.available - self._world.watermark_blocks:
-            return DeferReason.WATERMARK
-        return None
+    def _make_room(self, plan: AcquirePlan) -> DeferReason | None:
+        """Have room for a plan, from residence hints if need be; why there is none, and nothing changed, else."""
+        world, hits = self._world, plan.hit_slots
+        lacking = plan.claims + world.gpu.count_unpinned(hits) - world.gpu.available
+        watermark = world.watermark_blocks if len(world.leases) else 0
+        if lacking + watermark <= 0 or make_room(world, lacking + watermark, kept=hits):
+            return None
+        is_enough = plan_room(world, lacking, kept=hits).is_enough
+        return DeferReason.WATERMARK if is_enough else DeferReason.CAPACITY
 
     def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
         world = self._world
@@ -199,7 +201,7 @@ class Admission:
             transfer = world.inflight.find(int(transfer_id))
             if transfer.targets is None:
                 self._name_load(transfer)
-            transfer.waiters.add(record.lease_id)
+            world.inflight.join(transfer, record.lease_id)
             record.waiting.add(transfer.transfer_id)
         targets = world.inflight.loading_targets(plan.join_sources)
         world.gpu.pin(targets)
@@ -233,7 +235,7 @@ class Admission:
                 yield
 
     def _leave(self, transfer: Transfer, *, lease_id: int) -> None:
-        transfer.waiters.discard(lease_id)
+        self._world.inflight.leave(transfer, lease_id)
         if not transfer.waiters and transfer.state is TransferState.QUEUED:
             self.drop(transfer)
 

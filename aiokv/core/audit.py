@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aiokv.core.hint_table import HintRecord
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool import PoolCounts
@@ -15,8 +16,8 @@ from aiokv.core.world import World
 from aiokv.model.ids import Tier
 
 __all__ = [
-    "Audit", "AuditClock", "HolderKind", "Holding", "LeaseView", "Snapshot", "TransferView", "take_snapshot",
-    "view_lease",
+    "Audit", "AuditClock", "HintView", "HolderKind", "Holding", "LeaseView", "Snapshot", "TransferView",
+    "take_snapshot", "view_hint", "view_lease",
 ]  # fmt: skip
 
 
@@ -51,6 +52,18 @@ class TransferView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HintView:
+    """One residence hint that holds blocks, or waits for some; revoked ones are about to give theirs back."""
+
+    hint_id: int
+    tenant: str
+    tier: Tier
+    state: str
+    held_tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The whole state, without counters and times: equal states print equal.
 
@@ -63,14 +76,16 @@ class Snapshot:
     cpu_order: str
     leases: tuple[LeaseView, ...]
     transfers: tuple[TransferView, ...]
+    hints: tuple[HintView, ...]
 
 
 class HolderKind(Enum):
-    """What can hold slots: a lease, or a transfer by its direction."""
+    """What can hold slots: a lease, a transfer by its direction, or a residence hint."""
 
     LEASE = "lease"
     LOAD = "load"
     STORE = "store"
+    HINT = "hint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +94,7 @@ class Holding:
 
     kind: HolderKind
     holder_id: int
-    """Of the lease or the transfer."""
+    """Of the lease, the transfer or the hint."""
     request_id: str
     """Whose lease it is, or who asked for the copies; empty once that one has left."""
     tier: Tier
@@ -88,11 +103,13 @@ class Holding:
     """When the lease was admitted or the transfer came to the host."""
     waiters: tuple[str, ...] = ()
     """The requests that wait for a transfer; without any it is an orphan, which its holder has left behind."""
+    tenant: str = ""
+    """Whose hint it is; a hint is of no request."""
 
     @property
     def holder(self) -> str:
         """The holder in words."""
-        return f"{self.kind.value} {self.holder_id}"
+        return f"{self.kind.value} {self.holder_id}" + (f" of {self.tenant}" if self.tenant else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +122,7 @@ class Audit:
     violations: tuple[str, ...]
     taken_at: float | None = None
     """When the audit began."""
+    hints: tuple[HintView, ...] = ()
 
     @property
     def overdue(self) -> tuple[LeaseView, ...]:
@@ -135,6 +153,19 @@ def take_snapshot(world: World) -> Snapshot:
         cpu_order=world.cpu.fingerprint() if world.cpu is not None else "",
         leases=tuple(view_lease(record, gpu_blocks=len(record.held_slots())) for record in world.leases),
         transfers=tuple(_view_transfer(world, transfer) for transfer in world.inflight),
+        hints=tuple(view_hint(record) for record in world.hints),
+    )
+
+
+def view_hint(record: HintRecord) -> HintView:
+    """One residence hint as a value."""
+    return HintView(
+        hint_id=record.hint_id,
+        tenant=record.tenant,
+        tier=record.tier,
+        state=record.state.value,
+        held_tokens=record.length,
+        blocks=len(record.slots),
     )
 
 

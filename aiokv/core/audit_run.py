@@ -126,6 +126,7 @@ class AuditRun:
             reservations=self._holders.reservations(),
             violations=tuple(violations),
             taken_at=self._clock.now,
+            hints=self._holders.hints.views(),
         )
 
 

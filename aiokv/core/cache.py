@@ -22,6 +22,7 @@ from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
 from aiokv.core.forks import Forks
+from aiokv.core.hints import HINT_QUOTA, Hints
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
@@ -53,12 +54,12 @@ class CacheState:
     `gpu_blocks` includes the null block; `cpu_blocks=0` means no CPU tier; `watermark` is the fraction of the GPU pool
     that admissions keep free while another lease is held; `stores` says what is copied to the CPU tier and when;
     sliced work does `slice_blocks` blocks at a time. Every block lies in parts on `world_size` ranks; a transfer has
-    ended when all of them have copied theirs.
+    ended when all of them have copied theirs. The residence hints of one tenant hold `hint_quota` of a pool at most.
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "forks", "placement",
-        "truncations",
+        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "forks", "hints",
+        "placement", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +72,7 @@ class CacheState:
         slice_blocks: int = SLICE_BLOCKS,
         stores: StoreSettings = EAGER_STORES,
         world_size: int = 1,
+        hint_quota: float = HINT_QUOTA,
     ) -> None:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
@@ -91,8 +93,9 @@ class CacheState:
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
-        self._resets = Resets(self._world)
         self.placement = Placement(self._world)
+        self.hints = Hints(self._world, quota=hint_quota)
+        self._resets = Resets(self._world, hints=self.hints)
 
     @property
     def geometry(self) -> CacheGeometry:
@@ -132,7 +135,7 @@ class CacheState:
     @property
     def has_work(self) -> bool:
         """Whether sliced work is left."""
-        return len(self._world.slices) > 0 or self._stores.is_due
+        return len(self._world.slices) > 0 or self._stores.is_due or self.hints.is_due
 
     @property
     def unfinished_transfers(self) -> int:
@@ -292,9 +295,11 @@ class CacheState:
 
     def run_slice(self) -> bool:
         """Run one slice of pending work; True while some is left."""
-        if self._stores.is_due:
-            self._world.slices.append(self._stores.work())
-        return self._world.slices.step() or self._stores.is_due
+        for worker in (self.hints, self._stores):
+            if worker.is_due:
+                self._world.slices.append(worker.work())
+        self._world.slices.step()
+        return self.has_work
 
     def run_slices(self) -> None:
         """Run all pending work, for hosts without an event loop to protect."""

@@ -18,6 +18,7 @@ from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.coverage import coverage_start
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.offers import Offer
+from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
@@ -157,7 +158,7 @@ class Confirms:
     def _claim_capture(self) -> SlotArray:
         """A slot for the next state; the null block when there is none to be had."""
         world = self._world
-        if not world.gpu.available:
+        if not make_room(world, 1 - world.gpu.available):
             return np.zeros(1, np.int32)
         world.gpu.claim(1)
         slots = world.name_gpu(1)

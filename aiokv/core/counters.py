@@ -11,7 +11,19 @@ from typing import Final, final
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import DeclineReason, DeferReason, Hit, Outcome
 
-__all__ = ["INTERLEAVED_RUNS_CAP", "Closing", "Counters", "EvictReason", "LookupResult", "Phase", "Source"]
+__all__ = [
+    "HINT_DECLINES",
+    "INTERLEAVED_RUNS_CAP",
+    "STORE_SKIPS",
+    "Closing",
+    "Counters",
+    "EvictReason",
+    "HintClosing",
+    "LookupResult",
+    "Phase",
+    "RevokeReason",
+    "Source",
+]
 
 
 INTERLEAVED_RUNS_CAP: Final = 64
@@ -62,6 +74,30 @@ class Closing(Enum):
     SHUTDOWN = "shutdown"
 
 
+class RevokeReason(Enum):
+    """Why a residence hint was revoked."""
+
+    CAPACITY = "capacity"
+    RESET = "reset"
+    OPERATOR = "operator"
+
+
+class HintClosing(Enum):
+    """How a residence hint ended."""
+
+    RELEASED = "released"
+    FINALIZER = "finalizer"
+    SHUTDOWN = "shutdown"
+
+
+HINT_DECLINES: Final[tuple[DeclineReason, ...]] = (DeclineReason.QUOTA, DeclineReason.POOL_FULL)
+"""Why a residence hint is declined."""
+STORE_SKIPS: Final[tuple[DeclineReason, ...]] = tuple(
+    reason for reason in DeclineReason if reason is not DeclineReason.QUOTA
+)
+"""Why a block is not stored."""
+
+
 @final
 class Counters:
     """All counts of one `CacheState`. Dictionaries are keyed by enums and complete from the start."""
@@ -71,6 +107,10 @@ class Counters:
         "corrupt_blocks",
         "evicted_blocks",
         "forks",
+        "hints_closed",
+        "hints_declined",
+        "hints_opened",
+        "hints_revoked",
         "interleaved_runs",
         "leases_closed",
         "leases_opened",
@@ -94,12 +134,16 @@ class Counters:
         self.submitted_blocks = dict.fromkeys(Direction, 0)
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
         self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST), 0)
-        self.store_skipped_blocks = dict.fromkeys(DeclineReason, 0)
+        self.store_skipped_blocks = dict.fromkeys(STORE_SKIPS, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.truncated_tokens = 0
         self.forks = 0
         self.leases_opened = 0
         self.leases_closed = dict.fromkeys(Closing, 0)
+        self.hints_opened = 0
+        self.hints_declined = dict.fromkeys(HINT_DECLINES, 0)
+        self.hints_revoked = dict.fromkeys(RevokeReason, 0)
+        self.hints_closed = dict.fromkeys(HintClosing, 0)
 
     def count_delivered(self, hit: Hit, *, phase: Phase) -> None:
         """Attribute the prompt of one admitted request, once (law 7)."""

@@ -1,4 +1,4 @@
-"""The audit of the holders in slices: what every lease and every unfinished transfer holds, as they say themselves.
+"""The audit of the holders in slices: what every lease, unfinished transfer and hint holds, as they say themselves.
 
 Duty: visit each holder once, and again those that have changed, and tell the pools' audits what each one holds.
 
@@ -15,6 +15,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.audit import AuditClock, HolderKind, Holding, LeaseView, view_lease
+from aiokv.core.hint_audit import HintAudit
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool_audit import PoolAudit
@@ -67,7 +68,9 @@ class _Copies:
 class HolderAudit:
     """What an audit knows of leases and transfers. `close` it, or the tables go on telling it of changes."""
 
-    __slots__ = ("_claimed", "_clock", "_copies", "_due_leases", "_due_transfers", "_leases", "_pools", "_world")
+    __slots__ = (
+        "_claimed", "_clock", "_copies", "_due_leases", "_due_transfers", "_leases", "_pools", "_world", "hints",
+    )  # fmt: skip
 
     def __init__(self, world: World, *, pools: Mapping[Tier, PoolAudit], clock: AuditClock) -> None:
         self._world = world
@@ -80,9 +83,11 @@ class HolderAudit:
         self._due_transfers = {transfer.transfer_id for transfer in world.inflight}
         world.leases.watchers.append(self._due_leases)
         world.inflight.watchers.append(self._due_transfers)
+        self.hints = HintAudit(world.hints, pools=pools)
 
     def close(self) -> None:
         """Be told of no more changes. Idempotent."""
+        self.hints.close()
         for watchers, mine in (
             (self._world.leases.watchers, self._due_leases),
             (self._world.inflight.watchers, self._due_transfers),
@@ -92,12 +97,12 @@ class HolderAudit:
     @property
     def due_count(self) -> int:
         """How many holders are still to be visited."""
-        return len(self._due_leases) + len(self._due_transfers)
+        return len(self._due_leases) + len(self._due_transfers) + self.hints.due_count
 
     @property
     def is_due(self) -> bool:
         """Whether a holder is still to be visited."""
-        return bool(self._due_leases or self._due_transfers)
+        return self.due_count > 0
 
     def visit_some(self, limit: int) -> int:
         """Visit holders for about as much work as looking at `limit` slots is; returns how much it was."""
@@ -106,18 +111,18 @@ class HolderAudit:
             done += self._visit_lease(self._due_leases.pop())
         while self._due_transfers and done < limit:
             done += self._visit_transfer(self._due_transfers.pop())
-        return done
+        return done + self.hints.visit_some(limit - done)
 
     def leases(self) -> tuple[LeaseView, ...]:
         """The live leases, oldest first."""
         return tuple(self._leases[lease_id].view for lease_id in sorted(self._leases))
 
     def pins(self) -> tuple[Holding, ...]:
-        """Every holder of pins: leases, then transfers, oldest first."""
+        """Every holder of pins: leases, then transfers, then hints, oldest first."""
         held = [_held_by(view, view.gpu_blocks) for view in self.leases() if view.gpu_blocks]
         for transfer_id in sorted(self._copies):
             held.extend(self._copies[transfer_id].pins)
-        return tuple(held)
+        return (*held, *self.hints.pins())
 
     def reservations(self) -> tuple[Holding, ...]:
         """Every holder of claims that have no slot yet."""
@@ -172,6 +177,8 @@ class HolderAudit:
                 pins=tuple(self._copied_by(transfer, tier) for tier in tiers if transfer.open_copies),
             )
             self._copies[transfer_id] = now
+            for lease_id in {transfer.owner, *transfer.waiters} & self._leases.keys():
+                self._leases[lease_id].transfers.add(transfer_id)  # begun since the lease was visited
         changes = 0
         for tier, pool in self._pools.items():
             changes += pool.exchange(before.sources(tier), now.sources(tier))

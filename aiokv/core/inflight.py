@@ -241,6 +241,16 @@ class InflightTable:
         """Per GPU slot the id of the store that reads it; 0 where none does."""
         return self._storing_id[gpu_slots]
 
+    def join(self, transfer: Transfer, lease_id: int) -> None:
+        """One more lease wants what is being copied."""
+        transfer.waiters.add(lease_id)
+        self._tell(transfer)
+
+    def leave(self, transfer: Transfer, lease_id: int) -> None:
+        """A lease does not want it any more. Idempotent; the copy goes on."""
+        transfer.waiters.discard(lease_id)
+        self._tell(transfer)
+
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:
             changed.add(transfer.transfer_id)

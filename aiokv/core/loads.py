@@ -30,6 +30,7 @@ from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
 from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
+from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.model.ids import NULL_SLOT, BoolArray, Tier
@@ -146,7 +147,7 @@ class Loads:
         ]
         needed = self._count_needed(changes)
         spare = sum(world.count_last_pins(change.dropped_slots) for change in changes)
-        if needed > spare + (world.gpu.available if self._is_first(record) else 0):
+        if not self._make_room(record, changes, lacking=needed - spare):
             return False
         self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
         self._revise(record, plan, failed=failed)
@@ -159,6 +160,18 @@ class Loads:
         if record.request.first_chunk is None or isinstance(spec, FullAttention | RecurrentState):
             return room
         return max(plan.groups[index].capacity_tokens, room - (record.length - plan.length))
+
+    def _make_room(self, record: LeaseRecord, changes: list[_PrefixChange], *, lacking: int) -> bool:
+        """Have `lacking` slots beside those that the changes free; behind another lease, only those that hints hold
+        among what the changes drop.
+        """
+        world = self._world
+        fresh = np.concatenate([change.fresh_slots for change in changes])
+        dropped = np.concatenate([change.dropped_slots for change in changes])
+        if self._is_first(record):
+            return make_room(world, lacking - world.gpu.available, kept=fresh, leaving=dropped)
+        others = np.setdiff1d(world.hints.held[Tier.GPU].slots, dropped)
+        return make_room(world, lacking, kept=np.concatenate((fresh, others)), leaving=dropped)
 
     def _count_needed(self, changes: list[_PrefixChange]) -> int:
         """By how much the changes lower what is available, before anything is given back."""

@@ -23,7 +23,7 @@ from aiokv.core.block_names import KeyedBlocks, digests_at
 from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
-from aiokv.core.slices import Job
+from aiokv.core.slices import SLICE_PARTS, Job
 from aiokv.core.store_queue import StoreOrder, StoreQueue
 from aiokv.core.world import SCAN_LIMIT, World
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
@@ -95,7 +95,7 @@ class Offers:
         budget = self._world.slice_blocks
         for offer in mine:
             while offer.planned < len(offer.positions):
-                budget -= self._plan_part(offer, limit=budget)
+                budget -= self._cost_of(self._plan_part(offer, limit=budget))
                 if budget <= 0:
                     yield
                     budget = self._world.slice_blocks
@@ -110,13 +110,17 @@ class Offers:
             budget = self._world.slice_blocks
             while self._backlog and budget > 0:
                 offer = self._backlog[0]
-                budget -= self._plan_part(offer, limit=budget)
+                budget -= self._cost_of(self._plan_part(offer, limit=budget))
                 if offer.planned == len(offer.positions):
                     self._backlog.popleft()
             if self._backlog:
                 yield
         self._is_planning = False
         yield from self._filling()
+
+    def _cost_of(self, blocks: int) -> int:
+        """What one part takes of a slice: a transfer of its own costs as much as many blocks of a large one."""
+        return max(blocks, self._world.slice_blocks // SLICE_PARTS)
 
     def _plan_part(self, offer: Offer, *, limit: int) -> int:
         """Consider up to `limit` blocks of an offer; returns how many."""

@@ -224,7 +224,7 @@ class PoolAudit:
             self._suspects[slot] = f"{tier} slot {slot} has {pins} pins, {held} holders"
 
     def _name_miscounted(self, count: int) -> list[str]:
-        """Invariant 2: a slot has as many pins as live leases and transfers hold it."""
+        """Invariant 2: a slot has as many pins as live leases, transfers and hints hold it."""
         found = [self._suspects[slot] for slot in sorted(self._suspects)]
         if count > len(found):
             found.append(f"{count - len(found)} more {self._pool.tier.value} slots have wrong pins")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from aiokv.core.counters import EvictReason
+from aiokv.core.hints import Hints
 from aiokv.core.slices import Job
 from aiokv.core.world import SCAN_LIMIT, World
 from aiokv.model.ids import Tier
@@ -17,15 +18,17 @@ __all__ = ["Resets"]
 class Resets:
     """Forgets what the pools of one cache hold."""
 
-    __slots__ = ("_world",)
+    __slots__ = ("_hints", "_world")
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, *, hints: Hints) -> None:
         self._world = world
+        self._hints = hints
 
     @property
     def is_sweeping(self) -> bool:
         """Whether slots of a tier that was reset are still to be given back."""
-        return any(pool.stale_count for pool in (self._world.gpu, self._world.cpu) if pool is not None)
+        is_stale = any(pool.stale_count for pool in (self._world.gpu, self._world.cpu) if pool is not None)
+        return is_stale or bool(self._world.hints.cleared)
 
     def reset(self, tiers: Sequence[Tier]) -> None:
         """Begin a new epoch of each tier."""
@@ -34,6 +37,7 @@ class Resets:
             pool = world.pool(tier)
             if pool is not None:
                 world.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
+                self._hints.reset(tier)
                 pool.bump_epoch()
                 world.events.cleared(tier)
                 world.note_moves(pool.capacity)

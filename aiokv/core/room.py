@@ -15,6 +15,7 @@ import numpy as np
 from aiokv.core.admission import Admission
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.lease_table import LeaseRecord
+from aiokv.core.revocations import make_room, plan_room
 from aiokv.core.world import World
 from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import NULL_SLOT, IntArray
@@ -41,7 +42,7 @@ class Room:
         growth = [self._growth(record, index, target=target) for index in range(len(record.tables))]
         claims = sum(map(len, growth))
         needed = len(record.held_slots()) + record.unnamed_claims + claims
-        if needed > self._world.usable_gpu_slots and claims > self._world.gpu.available:
+        if needed > self._world.usable_gpu_slots and not plan_room(self._world, self._lacking(claims)).is_enough:
             raise CapacityError(record.request.request_id, needed=needed, capacity=self._world.usable_gpu_slots)
         return growth
 
@@ -50,7 +51,7 @@ class Room:
         world = self._world
         growth = self.plan(record, tokens)
         claims = sum(map(len, growth))
-        if claims > world.gpu.available:
+        if not make_room(world, self._lacking(claims)):
             world.counters.alloc_failures[DeferReason.CAPACITY] += 1
             return Deferred(DeferReason.CAPACITY)
         target = min(record.capacity_tokens) + tokens
@@ -72,6 +73,10 @@ class Room:
                 if segment.table is table:
                     self._cut_claim(segment, stop=stop)
             self._world.unpin_gpu(table.cut(stop)[::-1])
+
+    def _lacking(self, claims: int) -> int:
+        """How many slots are missing for so many claims."""
+        return claims - self._world.gpu.available
 
     def _growth(self, record: LeaseRecord, index: int, *, target: int) -> IntArray:
         """The positions that group `index` must claim for room of `target` tokens."""

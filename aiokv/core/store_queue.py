@@ -113,7 +113,7 @@ class StoreQueue:
         for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist():
             transfer = world.inflight.find(transfer_id)
             if transfer.waiters:
-                transfer.waiters.add(record.lease_id)
+                world.inflight.join(transfer, record.lease_id)
                 record.storing.add(transfer_id)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:

@@ -20,6 +20,7 @@ from aiokv.core.admission import Admission
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import coverage_start
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.revocations import make_room
 from aiokv.core.world import World
 from aiokv.errors import CapacityError, InvalidTransition, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray
@@ -60,7 +61,7 @@ class Truncations:
             confirmed = self._writable_from(record, num_tokens)
             self._check_readable(record, confirmed)
             cuts = [self._cut(record, index, confirmed=confirmed) for index in range(len(record.tables))]
-            if not self._has_room(record, cuts):
+            if not self._make_room(record, cuts):
                 self._world.counters.alloc_failures[DeferReason.CAPACITY] += 1
                 return Deferred(DeferReason.CAPACITY)
             self._exchange(record, cuts)
@@ -112,13 +113,13 @@ class Truncations:
         given_back = np.arange(first, max(record.given_back[index], first), dtype=np.int64)
         return _Cut(dropped=held + first, slots=after[held], claimed=np.concatenate((given_back, held + first)))
 
-    def _has_room(self, record: LeaseRecord, cuts: Sequence[_Cut]) -> bool:
-        """Whether the claims of all cuts can be had; `CapacityError` if they never can."""
+    def _make_room(self, record: LeaseRecord, cuts: Sequence[_Cut]) -> bool:
+        """Whether the claims of all cuts can be had now; `CapacityError` if they never can."""
         gpu = self._world.gpu
         slots = np.concatenate([cut.slots for cut in cuts])
         claims = sum(len(cut.claimed) for cut in cuts)
         coming = int(np.count_nonzero((gpu.pins_of(slots) == 1) & (gpu.group_of(slots) >= 0)))
-        if claims <= gpu.available + coming:
+        if make_room(self._world, claims - gpu.available - coming, leaving=slots):
             return True
         needed = len(record.held_slots()) - len(slots) + record.unnamed_claims + claims
         if needed > self._world.usable_gpu_slots:

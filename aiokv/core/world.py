@@ -16,6 +16,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
+from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
@@ -68,6 +69,7 @@ class World:
         "geometry",
         "gpu",
         "gpu_moves",
+        "hints",
         "inflight",
         "is_backend_lost",
         "leases",
@@ -96,6 +98,7 @@ class World:
         self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
         self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
         self.leases = LeaseTable()
+        self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
         self.events = EventLog(geometry, gpu_slots=gpu_blocks)
@@ -185,6 +188,7 @@ class World:
         """Hold resident GPU slots for a request that has hit them."""
         self.gpu.pin(slots)
         self.inflight.note_use(slots)
+        self.hints.note_hits(slots)
 
     def note_moves(self, count: int) -> None:
         """So many GPU slots were named, or came to the recent end of the eviction order."""
@@ -198,8 +202,11 @@ class World:
         pool = self.pool(tier)
         if pool is None:
             return np.zeros(len(slots), np.bool_)
-        is_new = pool.register(slots, blocks.digests(self.geometry.hashes_per_block(blocks.group)), blocks.group)
+        digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
+        is_new = pool.register(slots, digests, blocks.group)
         self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
+        if self.hints.wanted:
+            self.hints.note_arrivals(tier, digests[is_new], group=blocks.group)
         return is_new
 
     def forget(self, tier: Tier, evicted: Evicted, *, reason: EvictReason) -> None:
@@ -229,6 +236,7 @@ class World:
             if pool is not None:
                 lost = pool.quarantine(transfer.slots(tier)[start:stop])
                 self.forget(tier, lost, reason=EvictReason.INVALIDATED)
+                self.hints.note_losses(tier, transfer.slots(tier)[start:stop])
 
     def forget_corrupt(self, slots: SlotArray) -> None:
         """Take blocks out of the CPU tier's index: the source slots of an unfinished load, whose bytes are wrong.
@@ -239,6 +247,7 @@ class World:
         if self.cpu is not None:
             keyed = slots[self.cpu.group_of(slots) >= 0]
             self.forget(Tier.CPU, self.cpu.unregister(keyed), reason=EvictReason.CORRUPT)
+            self.hints.note_losses(Tier.CPU, keyed)
 
     def are_lost(self, slots: SlotArray) -> BoolArray:
         """Which GPU slots are out of use for good: whoever holds them may read them, nobody writes them again."""

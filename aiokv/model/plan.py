@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Self
 
 from aiokv.model.ids import BoolArray, Direction, SlotArray
 
@@ -58,6 +59,7 @@ class DeclineReason(Enum):
     REQUEST_GONE = "request_gone"
     UNHASHED = "unhashed"
     SEEN_TOO_SELDOM = "seen_too_seldom"
+    QUOTA = "quota"
 
 
 class Outcome(Enum):
@@ -80,9 +82,18 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Will not be done, by policy; nothing was changed."""
+    """Will not be done, by policy; nothing was changed.
+
+    As a context manager it does nothing, so that `with kv.keep(...)` runs its body whatever the answer was.
+    """
 
     reason: DeclineReason
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Nothing was held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def _find_violated(core: CacheState) -> list[Invariant]:
     counters = core.counters
     pools = [pool.by_state() for pool in core.pools().values()]
     in_flight = [count_in_flight(counters, direction) for direction in Direction]
-    is_idle = not core.live_leases and not core.unfinished_transfers
+    is_idle = not core.live_leases and not core.unfinished_transfers and core.hints.is_settled
     violated = {
         Invariant.LEASES: counters.leases_opened - sum(counters.leases_closed.values()) != core.live_leases,
         Invariant.POOLS: any(min(states.values()) < 0 for states in pools),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
 
-from aiokv.observe import readers
+from aiokv.observe import hint_readers, readers
 from aiokv.observe.readers import Reading, View
 
 __all__ = ["ACCOUNTING_ERRORS", "FAMILIES", "Family", "Kind"]
@@ -261,6 +261,51 @@ _LEASES: Final = (
     ),
 )
 
+_HINTS: Final = (
+    Family(
+        name="aiokv_hints",
+        kind=Kind.GAUGE,
+        labels=("state",),
+        help="Residence hints that are held, by whether they hold all of their prefix.",
+        read=hint_readers.read_hints,
+    ),
+    Family(
+        name="aiokv_hint_blocks",
+        kind=Kind.GAUGE,
+        unit="blocks",
+        labels=("tier",),
+        help="Resident blocks that residence hints hold, each counted once.",
+        read=hint_readers.read_hint_blocks,
+    ),
+    Family(
+        name="aiokv_hints_opened",
+        kind=Kind.COUNTER,
+        help="Residence hints granted.",
+        read=hint_readers.read_hints_opened,
+    ),
+    Family(
+        name="aiokv_hints_declined",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="Residence hints that were not granted, or not moved to another prefix.",
+        read=hint_readers.read_hints_declined,
+    ),
+    Family(
+        name="aiokv_hints_revoked",
+        kind=Kind.COUNTER,
+        labels=("reason",),
+        help="Residence hints whose blocks were taken back, by who needed that; their owners may take hold again.",
+        read=hint_readers.read_hints_revoked,
+    ),
+    Family(
+        name="aiokv_hints_closed",
+        kind=Kind.COUNTER,
+        labels=("how",),
+        help="Residence hints that have ended; 'finalizer' is a leak in the code that embeds aiokv.",
+        read=hint_readers.read_hints_closed,
+    ),
+)
+
 _EVENTS: Final = (
     Family(
         name="aiokv_kv_events_published",
@@ -300,5 +345,5 @@ ACCOUNTING_ERRORS: Final = Family(
     read=readers.read_accounting_errors,
 )
 
-FAMILIES: Final = (*_REQUESTS, *_TRANSFERS, *_POOLS, *_LEASES, *_EVENTS, _DEGRADED, _BUILD, ACCOUNTING_ERRORS)
+FAMILIES: Final = (*_REQUESTS, *_TRANSFERS, *_POOLS, *_LEASES, *_HINTS, *_EVENTS, _DEGRADED, _BUILD, ACCOUNTING_ERRORS)
 """In the order in which they are shown; the errors last, so that they include those of the scrape itself."""

@@ -25,10 +25,13 @@ from aiokv.runtime.timers import make_timer
 
 __all__ = ["TICK_COMPLETIONS", "Bridge", "Watched"]
 
-TICK_COMPLETIONS: Final = 32
+TICK_COMPLETIONS: Final = 4
+"""The end of one transfer takes 0.1 to 0.3 ms of the loop's thread, however small it is: its slots change hands."""
 _STEP_S: Final = 100e-6
 _FAST_STEPS: Final = 10
 _LONGEST_STEP_S: Final = 2e-3
+_MOST_DOUBLINGS: Final = 5
+"""More of them reach no longer step, and after a thousand no float: a copy may be stuck for hours."""
 _SHORTEST_ETA_S: Final = 20e-6
 _LONGEST_ETA_S: Final = 50e-3
 """However long a copy should take, its event is asked that often: an estimate may be wrong."""
@@ -133,6 +136,9 @@ class Bridge:
             self._arm(self._next_delay(had_progress=ended > 0))
 
     def _end_heads(self, *, limit: int) -> int:
+        """How many have ended, at most `limit`. The first that did not end well is the last, and counts for all that is
+        left: those who wait for it plan again, which takes as long as many ends.
+        """
         ended = 0
         for stream in self._streams.values():
             while stream and ended < limit:
@@ -140,7 +146,7 @@ class Bridge:
                 if status is EventStatus.PENDING:
                     break
                 watched = stream.popleft()
-                ended += 1
+                ended += 1 if status is EventStatus.DONE else limit - ended
                 watched.on_end(status, watched.event.detail())
         return ended
 
@@ -149,7 +155,8 @@ class Bridge:
             return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
         if self._misses <= _FAST_STEPS:
             return _STEP_S
-        return float(min(_STEP_S * 2.0 ** (self._misses - _FAST_STEPS), _LONGEST_STEP_S))
+        doublings = min(self._misses - _FAST_STEPS, _MOST_DOUBLINGS)
+        return float(min(_STEP_S * 2.0**doublings, _LONGEST_STEP_S))
 
     def _arm(self, delay_s: float) -> None:
         """Look again in `delay_s` at the latest: an earlier alarm, for the other stream, stays."""

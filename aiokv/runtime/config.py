@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from aiokv.backends.base import Backend
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
@@ -35,6 +36,8 @@ class RuntimeConfig:
     Every block lies in parts on `world_size` ranks. The backend copies for all of them, so that `arenas` holds all
     ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
     answer to `KVRuntime.report`. If all are remote there are no arenas, and `backend` stays "auto".
+
+    The residence hints of one tenant hold at most the fraction `hint_quota` of each pool; 0 declines them all.
     """
 
     geometry: CacheGeometry
@@ -51,6 +54,7 @@ class RuntimeConfig:
     lease_age_limit_s: float | None = None
     world_size: int = 1
     remote_ranks: Collection[int] = ()
+    hint_quota: float = HINT_QUOTA
 
     def __post_init__(self) -> None:
         """Refuse what no runtime could be built from; raises `ConfigError`."""
@@ -106,6 +110,7 @@ class RuntimeConfig:
             store_policy=self.store_policy,
             watermark=self.watermark,
             checksum=self.checksum,
+            hint_quota=self.hint_quota,
             backend=self.backend if isinstance(self.backend, str) else "auto",
             lease_age_limit_s=self.lease_age_limit_s,
         )

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, final
 
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
 
@@ -59,8 +60,9 @@ class Settings:
     """What an operator may set without writing code. `RuntimeConfig` adds the geometry, which the model dictates.
 
     `cpu_blocks` and `cpu_bytes` are two ways to say one size: at most one of them is given; neither means no CPU tier.
-    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the pool;
-    a lease that is held longer than `lease_age_limit_s` seconds is reported, none without.
+    `gpu_blocks` counts slots, the null block included; `cpu_bytes` is in bytes; `watermark` is a fraction of the GPU
+    pool, `hint_quota` one of each pool; a lease that is held longer than `lease_age_limit_s` seconds is reported, none
+    without.
     """
 
     gpu_blocks: int = 1024
@@ -71,6 +73,7 @@ class Settings:
     checksum: Checksum = Checksum.OFF
     backend: str = "auto"
     lease_age_limit_s: float | None = None
+    hint_quota: float = HINT_QUOTA
 
     def __post_init__(self) -> None:
         """Refuse what no pool could be built from; raises `ConfigError`."""
@@ -83,10 +86,12 @@ class Settings:
             raise ConfigError("cpu_blocks and cpu_bytes are two ways to say the same size: give one of them")
         if not isinstance(self.store_policy, StorePolicy):
             raise ConfigError(f"store_policy must be a StorePolicy, not {self.store_policy!r}")
-        if isinstance(self.watermark, bool) or not isinstance(self.watermark, int | float):
-            raise ConfigError(f"watermark must be a number, not {self.watermark!r}")
+        _check_number("watermark", self.watermark)
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must be at least 0 and less than 1, not {self.watermark!r}")
+        _check_number("hint_quota", self.hint_quota)
+        if not 0.0 <= self.hint_quota <= 1.0:
+            raise ConfigError(f"hint_quota must be at least 0 and at most 1, not {self.hint_quota!r}")
         if not isinstance(self.checksum, Checksum):
             raise ConfigError(f"checksum must be a Checksum, not {self.checksum!r}")
         if self.backend not in _BACKENDS:
@@ -245,6 +250,11 @@ def _check_whole(key: str, value: object, *, allowed: range) -> None:
         raise ConfigError(f"{key} must be between {allowed.start} and {allowed.stop - 1}, not {value}")
 
 
+def _check_number(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{key} must be a number, not {value!r}")
+
+
 def _check_seconds(key: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
         raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
@@ -252,7 +262,7 @@ def _check_seconds(key: str, value: object) -> None:
 
 _KEYS: Final = tuple(field.name for field in fields(Settings))
 _NUMBERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "gpu_blocks": int, "cpu_blocks": int, "watermark": float, "lease_age_limit_s": float,
+    "gpu_blocks": int, "cpu_blocks": int, "watermark": float, "lease_age_limit_s": float, "hint_quota": float,
 }  # fmt: skip
 _CONVERTERS: Final[Mapping[str, Callable[[object], object]]] = {
     "cpu_bytes": _read_size,

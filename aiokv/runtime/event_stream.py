@@ -41,6 +41,13 @@ class EventStream:
             self._offloader.subscribe(self._subscription)
         return self
 
+    def take(self) -> list[CacheEvent]:
+        """All events that are there, for readers that poll; does not wait."""
+        events = []
+        while self._subscription:
+            events.append(self._subscription.take())
+        return events
+
     async def __anext__(self) -> CacheEvent:
         while not self._subscription:
             if self._subscription.has_ended:

@@ -1,4 +1,4 @@
-"""How a lease that nobody released comes back: its finaliser leaves its id here, the loop picks it up.
+"""How what nobody released comes back: the finaliser of a lease or hint leaves word here, the loop picks it up.
 
 A finaliser may run in any thread at any moment, even while the core is in the middle of a step. So it only appends to a
 deque and writes to an eventfd; everything else happens in a turn of the loop.
@@ -13,17 +13,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import final
 
+from aiokv.core.hint_table import HintRecord
+
 __all__ = ["LeakBox", "warn_later"]
 
 
 @final
 class LeakBox:
-    """Ids of leases that were garbage collected while they still held something."""
+    """Ids of leases, and hints, that were garbage collected while they still held something."""
 
-    __slots__ = ("_ids", "_loop", "_reader", "_writer")
+    __slots__ = ("_hints", "_ids", "_loop", "_reader", "_writer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_leak: Callable[[], None]) -> None:
         self._ids: deque[int] = deque()
+        self._hints: deque[HintRecord] = deque()
         self._loop = loop
         if hasattr(os, "eventfd"):
             self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -34,19 +37,30 @@ class LeakBox:
         loop.add_reader(self._reader, self._on_ready, on_leak)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._ids) + len(self._hints)
 
     def put(self, lease_id: int) -> None:
         """Called by finalisers only: no lock, no log, no call into anything."""
         self._ids.append(lease_id)
-        if self._writer >= 0:
-            os.write(self._writer, b"\1\0\0\0\0\0\0\0")
+        self._ring()
+
+    def put_hint(self, record: HintRecord) -> None:
+        """Like `put`, of a residence hint."""
+        self._hints.append(record)
+        self._ring()
 
     def take(self) -> list[int]:
-        """All ids left so far; each is taken once."""
+        """All ids of leases left so far; each is taken once."""
         taken = []
         while self._ids:
             taken.append(self._ids.popleft())
+        return taken
+
+    def take_hints(self) -> list[HintRecord]:
+        """All hints left so far; each is taken once."""
+        taken = []
+        while self._hints:
+            taken.append(self._hints.popleft())
         return taken
 
     def close(self) -> None:
@@ -61,6 +75,10 @@ class LeakBox:
         if writer != reader:
             os.close(writer)
 
+    def _ring(self) -> None:
+        if self._writer >= 0:
+            os.write(self._writer, b"\1\0\0\0\0\0\0\0")
+
     def _on_ready(self, on_leak: Callable[[], None]) -> None:
         try:
             os.read(self._reader, 4096)
@@ -69,12 +87,11 @@ class LeakBox:
         on_leak()
 
 
-def warn_later(loop: asyncio.AbstractEventLoop, *, request_id: str) -> None:
-    """Warn of a leaked lease in a turn of its own: a warning that is made an error must break nobody else's step."""
+def warn_later(loop: asyncio.AbstractEventLoop, name: str) -> None:
+    """Warn of a leak in a turn of its own: a warning that is made an error must break nobody else's step."""
 
     def warn() -> None:
-        text = f"the lease of request {request_id!r} was garbage collected without release()"
-        warnings.warn(text, ResourceWarning, stacklevel=2)
+        warnings.warn(f"{name} was garbage collected without release()", ResourceWarning, stacklevel=2)
 
     if not loop.is_closed():
         loop.call_soon(warn)

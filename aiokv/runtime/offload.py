@@ -23,7 +23,8 @@ from typing import final
 
 from aiokv.backends.base import Backend, WakeMode
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Closing
+from aiokv.core.counters import Closing, HintClosing
+from aiokv.core.hint_table import HintState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
@@ -177,13 +178,19 @@ class Offloader:
                 callbacks.remove(callback)
 
     def collect_leaks(self) -> None:
-        """Give back what garbage collected leases held, and say so in a turn of its own."""
+        """Give back what garbage collected leases and hints held, and say so in a turn of its own."""
         for lease_id in self.leaks.take():
             record = self.core.find_lease(lease_id)
             if record is not None:
                 self.close_lease(record, how=Closing.FINALIZER)
                 _log.warning("a lease was garbage collected without release(); its blocks were taken back")
-                warn_later(self.loop, request_id=record.request.request_id)
+                warn_later(self.loop, f"the lease of request {record.request.request_id!r}")
+        for hint in self.leaks.take_hints():
+            if hint.state is HintState.HELD:
+                _log.warning("a residence hint was garbage collected without release(); its blocks were taken back")
+                warn_later(self.loop, f"a residence hint of tenant {hint.tenant!r}")
+            self.core.hints.release(hint, how=HintClosing.FINALIZER)
+            self.progress()
 
     # Waiting.
 
@@ -265,10 +272,12 @@ class Offloader:
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
 
     def shut_leases(self) -> None:
-        """Give every live lease back."""
+        """Give every live lease back, and every residence hint."""
         for record in self.core.leases():
             if record.state is not LeaseState.RELEASED:
                 self.close_lease(record, how=Closing.SHUTDOWN)
+        for hint in self.core.hints.live():
+            self.core.hints.release(hint, how=HintClosing.SHUTDOWN)
 
     def detach(self) -> None:
         """The loop will not turn any more: stop timers and readers, do what is left inline."""

@@ -19,7 +19,7 @@ from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Deferred, Outcome
+from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
@@ -31,6 +31,7 @@ from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.event_stream import EventStream
 from aiokv.runtime.hashing import KeyOptions, prepare_keys
+from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
@@ -81,6 +82,7 @@ class KVRuntime:
             watermark=self._config.watermark,
             stores=self._config.stores,
             world_size=self._config.world_size,
+            hint_quota=self._config.hint_quota,
         )
         await anyio.to_thread.run_sync(core.warm)
         await Opening(backend, layout).run()
@@ -178,6 +180,30 @@ class KVRuntime:
         """A point of the engine's stream, for `confirm(after=)` and `release(after=)`. In RAM it fences nothing."""
         self._entered()
         return Fence()
+
+    # Residence hints.
+
+    def keep(self, token_ids: TokenIds | BlockKeys, **options: Unpack[HintOptions]) -> ResidenceHint | Declined:
+        """Keep a prefix in a tier while the answer is held: `with kv.keep(system_prompt, tenant="a") as hint:`.
+
+        It holds what is resident of it, and what becomes so later; a request that needs the room revokes it. `options`
+        are those of `HintOptions`. `Declined(QUOTA)` if it, or what the tenant holds with it, is more than `hint_quota`
+        of the tier, `Declined(POOL_FULL)` if its blocks are promised to requests; nothing has changed then. Hashes raw
+        tokens in one go: pass keys from `prepare_keys` to keep the loop free.
+        """
+        offloader = self._entered()
+        offloader.enter_for_intake()
+        return keep(offloader, HintRequest(token_ids=token_ids, **options))
+
+    def revoke_hints(self, *, tenant: str | None = None) -> int:
+        """Take everything back from all hints, or from those of one tenant; returns from how many. For operators."""
+        offloader = self._entered()
+        hints = offloader.core.hints
+        revoked = [record for record in hints.live() if tenant in (None, record.tenant)]
+        for record in revoked:
+            hints.revoke(record)
+        offloader.progress()
+        return len(revoked)
 
     # Ranks in other processes.
 

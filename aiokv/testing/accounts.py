@@ -14,38 +14,67 @@ from aiokv.model.plan import Hit
 from aiokv.testing.streams import Streams, hit_of, is_covered
 from aiokv.testing.verdict import require
 
-__all__ = ["Accounts"]
+__all__ = ["Accounts", "Growth"]
+
+
+class Growth:
+    """Follows what it is told and asks no more than that counters never fall (invariant 13).
+
+    Enough where leases may come and go between two looks.
+    """
+
+    def __init__(self, cache: CacheState) -> None:
+        self._cache = cache
+        self._counted: dict[object, int] = {}
+
+    def open(self, record: LeaseRecord) -> None:
+        """A lease was admitted."""
+
+    def note_arrival(self, transfer: Transfer, *, waiters: Iterable[LeaseRecord]) -> None:
+        """Its copies have ended well; who joins it while it is completed in slices has them too."""
+
+    def note_failure(self, waiters: Iterable[LeaseRecord]) -> None:
+        """A load of these leases has failed: what they promised need not come true."""
+
+    def settle(self, record: LeaseRecord) -> None:
+        """A lease became ready or left: from now on its prompt is attributed, once."""
+
+    def check(self) -> None:
+        """Nothing has been counted back."""
+        now = _flattened(self._cache)
+        fallen = {name: value for name, value in self._counted.items() if now.get(name, 0) < value}
+        require(not fallen, "counters have fallen", fallen)
+        self._counted = now
 
 
 @final
-class Accounts:
-    """What the counters must say (invariant 13)."""
+class Accounts(Growth):
+    """What the counters must say of every token, where nothing is missed."""
 
     def __init__(self, cache: CacheState, *, streams: Streams, seen: Counter[str]) -> None:
-        self._cache = cache
+        super().__init__(cache)
         self._streams = streams
         self._seen = seen
         self._arrived: dict[int, set[tuple[int, int]]] = {}
         self._expected: Counter[tuple[Source, Phase]] = Counter()
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
-        self._counted: dict[object, int] = {}
 
     def open(self, record: LeaseRecord) -> None:
-        """A lease was admitted."""
+        """See `Growth`."""
         self._arrived[record.lease_id] = set()
 
     def note_arrival(self, transfer: Transfer, *, waiters: Iterable[LeaseRecord]) -> None:
-        """Its copies have ended well; who joins it while it is completed in slices has them too."""
+        """See `Growth`."""
         for record in waiters:
             self._arrived[record.lease_id] |= _shared(record, transfer)
 
     def note_failure(self, waiters: Iterable[LeaseRecord]) -> None:
-        """A load of these leases has failed: what they promised need not come true."""
+        """See `Growth`."""
         self._failed |= {record.lease_id for record in waiters}
 
     def settle(self, record: LeaseRecord) -> None:
-        """A lease became ready or left: from now on its prompt is attributed, once."""
+        """See `Growth`. What is delivered is what has arrived."""
         if record.lease_id in self._attributed:
             return
         self._attributed.add(record.lease_id)
@@ -67,13 +96,10 @@ class Accounts:
         self._expected[Source.COMPUTE, phase] += hit.compute_tokens
 
     def check(self) -> None:
-        """Counters never fall, and the tokens of all admitted requests are attributed by source (invariant 13)."""
+        """See `Growth`; and the tokens of all admitted requests are attributed by source (invariant 13)."""
         totals = Counter(self._cache.counters.prompt_tokens)
         require(+totals == +self._expected, "tokens are attributed otherwise", totals, self._expected)
-        now = _flattened(self._cache)
-        fallen = {name: value for name, value in self._counted.items() if now.get(name, 0) < value}
-        require(not fallen, "counters have fallen", fallen)
-        self._counted = now
+        super().check()
 
     def _outcome(self, record: LeaseRecord) -> Hit:
         """Where the tokens of a lease came from, by the copies that arrived for it."""

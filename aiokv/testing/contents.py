@@ -16,7 +16,7 @@ from aiokv.model.plan import Outcome
 from aiokv.testing.streams import Streams
 from aiokv.testing.verdict import require
 
-__all__ = ["Content", "Contents", "names_of", "tiers_of"]
+__all__ = ["Content", "Contents", "Part", "names_of", "tiers_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,14 @@ class Content:
     group: int
     digest: bytes
     fresh: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The beginning of a block: the KV of the last of these tokens, up to the block's start."""
+
+    group: int
+    tokens: tuple[int, ...]
 
 
 def names_of(transfer: Transfer, streams: Streams) -> list[bytes]:
@@ -48,6 +56,7 @@ class Contents:
         self._held: dict[Tier, dict[int, Content]] = {Tier.GPU: {}, Tier.CPU: {}}
         self._resets = {Tier.GPU: 0, Tier.CPU: 0}
         self._lost: set[tuple[Tier, int]] = set()
+        self._parts: dict[int, Part] = {}
 
     @property
     def resets(self) -> tuple[int, int]:
@@ -66,11 +75,22 @@ class Contents:
     def write(self, tier: Tier, slots: Iterable[int], *, content: Content | None) -> None:
         """From now on the slots hold this; None for garbage."""
         for slot in slots:
+            if tier is Tier.GPU:
+                self._parts.pop(slot, None)
             require((tier, slot) not in self._lost, f"{tier.value} slot {slot} is lost and written")
             if content is None:
                 self._held[tier].pop(slot, None)
             else:
                 self._held[tier][slot] = content
+
+    def write_part(self, slot: int, *, part: Part) -> None:
+        """The first tokens of a GPU block have been written."""
+        self.write(Tier.GPU, [slot], content=None)
+        self._parts[slot] = part
+
+    def find_part(self, slot: int) -> Part | None:
+        """The block that a GPU slot holds the beginning of."""
+        return self._parts.get(slot)
 
     def forget(self, tier: Tier) -> None:
         """The tier was reset: its bytes stay where they are, but none of them may be found any more."""

@@ -6,6 +6,7 @@ it checks nothing: what slots really hold, and whether all invariants are kept, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,16 +14,19 @@ from typing import ClassVar, Protocol
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing
+from aiokv.core.hint_table import HintRecord
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.core.slices import SLICE_BLOCKS
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.model.events import CacheEvent
-from aiokv.model.ids import Tier
-from aiokv.model.plan import Deferred, Outcome
+from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["Driver", "Setup", "Step", "Witness"]
+__all__ = ["Driver", "Setup", "Step", "WaitingDriver", "Witness"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class Setup:
     slice_blocks: int = SLICE_BLOCKS
     stores: StoreSettings = EAGER_STORES
     world_size: int = 1
+    hint_quota: float = HINT_QUOTA
 
 
 class Step(Enum):
@@ -43,8 +48,8 @@ class Step(Enum):
 
     UNDO_EXTEND = "take back an extension"
     LOSE = "lose a copy"
+    REPORT = "report for one rank"
     SPOIL = "find blocks corrupt"
-    WAIT = "wait in line"
 
 
 class Witness(Protocol):
@@ -62,7 +67,7 @@ class Witness(Protocol):
 class Driver:
     """Drives one cache, one step a call. All methods raise what the cache raises."""
 
-    steps: ClassVar[frozenset[Step]] = frozenset({Step.UNDO_EXTEND, Step.LOSE, Step.SPOIL})
+    steps: ClassVar[frozenset[Step]] = frozenset(Step)
     """Which of the steps that are not for everybody it takes."""
 
     def __init__(self, setup: Setup, witness: Witness) -> None:
@@ -81,6 +86,7 @@ class Driver:
             slice_blocks=setup.slice_blocks,
             stores=setup.stores,
             world_size=setup.world_size,
+            hint_quota=setup.hint_quota,
         )
         cache.events.is_on = True
         return cache
@@ -91,6 +97,11 @@ class Driver:
     def has_lease(self, record: LeaseRecord) -> bool:
         """Whether steps can be taken with this lease: it is not somebody else's."""
         return True
+
+    @property
+    def waiting(self) -> int:
+        """How many requests stand in line."""
+        return 0
 
     # Requests.
 
@@ -143,6 +154,15 @@ class Driver:
         """The KV of the first tokens is written."""
         self.cache.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
+    def block_ids(self, record: LeaseRecord, *, group: int) -> SlotArray:
+        """The block table of one group; finishes the naming."""
+        return self.cache.block_ids(record, group=group)
+
+    def state_slots(self, record: LeaseRecord, *, group: int) -> tuple[int, int]:
+        """A recurrent group's working slot and the one for the next captured state (0: none left)."""
+        working, capture = self.cache.state_slots(record, group=group).tolist()
+        return working, capture
+
     def release(self, record: LeaseRecord) -> None:
         """The request leaves."""
         self.cache.release(record)
@@ -150,6 +170,24 @@ class Driver:
     def finish(self, record: LeaseRecord) -> None:
         """The request is complete."""
         self.cache.finish(record)
+
+    # Residence hints.
+
+    def keep(self, keys: BlockKeys, *, tenant: str, tier: Tier, align: int = 1) -> HintRecord | Declined:
+        """Keep a prefix in a tier."""
+        return self.cache.hints.keep(keys, tenant=tenant, tier=tier, align=align)
+
+    def update_hint(self, hint: HintRecord, keys: BlockKeys) -> int | Declined:
+        """Keep another prefix instead."""
+        return self.cache.hints.update(hint, keys)
+
+    def revoke_hint(self, hint: HintRecord) -> None:
+        """An operator takes everything back from a hint."""
+        self.cache.hints.revoke(hint)
+
+    def release_hint(self, hint: HintRecord) -> None:
+        """The owner of a hint gives it back."""
+        self.cache.hints.release(hint)
 
     # Copies.
 
@@ -188,6 +226,9 @@ class Driver:
         """Plan leases again that wait for capacity after a failed load."""
         self.cache.retry_replans()
 
+    def progress(self) -> None:
+        """Blocks were placed or evicted by hand: carry out what follows from it."""
+
     def reset(self, tiers: Sequence[Tier]) -> None:
         """Make tiers answer nothing."""
         self.cache.reset(tiers)
@@ -195,3 +236,27 @@ class Driver:
     def take_events(self) -> list[CacheEvent]:
         """All cache events since they were last taken, in order."""
         return self.cache.events.take()
+
+
+class WaitingDriver(Driver, ABC):
+    """A driver whose requests can also stand in line. What they are granted later, the witness sees."""
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Let the world go on a little."""
+
+    @abstractmethod
+    def wait_acquire(self, request: AcquireRequest, *, timeout: float | None) -> None:
+        """A request stands in line."""
+
+    @abstractmethod
+    def wait_resume(self, request: AcquireRequest, *, timeout: float | None) -> None:
+        """A preempted request stands in line."""
+
+    @abstractmethod
+    def wait_extend(self, record: LeaseRecord, tokens: int, *, timeout: float | None) -> None:
+        """A lease stands in line for more room."""
+
+    @abstractmethod
+    def give_up(self, pick: int) -> None:
+        """One of those who wait is cancelled: for capacity, for loads, or already granted in this turn."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from aiokv.core.counters import Phase
+from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
@@ -18,8 +19,8 @@ from aiokv.model.ids import Tier
 from aiokv.model.plan import Deferred
 from aiokv.model.spec import CacheGeometry
 from aiokv.testing.contents import Content, names_of
-from aiokv.testing.copy_host import CopyHost
 from aiokv.testing.driver import Driver, Setup, Witness
+from aiokv.testing.hint_host import HintHost
 from aiokv.testing.promises import Promises
 from aiokv.testing.streams import STREAM_TOKENS, stream_tokens
 from aiokv.testing.verdict import require
@@ -42,12 +43,13 @@ def host_of(setup: Setup, *, make_driver: Callable[[Setup, Witness], Driver]) ->
         slice_blocks=setup.slice_blocks,
         stores=setup.stores,
         world_size=setup.world_size,
+        hint_quota=setup.hint_quota,
         make_driver=make_driver,
     )
 
 
 @final
-class Host(CopyHost):
+class Host(HintHost):
     """Takes requests through their lives; the work between two steps is done when it says so."""
 
     def __init__(
@@ -60,6 +62,7 @@ class Host(CopyHost):
         slice_blocks: int = 1024,
         stores: StoreSettings = EAGER_STORES,
         world_size: int = 1,
+        hint_quota: float = HINT_QUOTA,
         make_driver: Callable[[Setup, Witness], Driver] = Driver,
     ) -> None:
         setup = Setup(
@@ -70,6 +73,7 @@ class Host(CopyHost):
             slice_blocks=slice_blocks,
             stores=stores,
             world_size=world_size,
+            hint_quota=hint_quota,
         )
         super().__init__(setup, make_driver=make_driver)
         self.preempted: list[AcquireRequest] = []
@@ -225,8 +229,12 @@ class Host(CopyHost):
         self.settle()
 
     def release(self, record: LeaseRecord) -> None:
-        """The request leaves."""
+        """The request leaves, and nobody else does."""
+        others = [other for other in self.cache.leases() if other is not record]
         self.driver.release(record)
+        require(record.state is LeaseState.RELEASED or record.is_finishing, "a lease that was released is still held")
+        gone = [other.request.request_id for other in others if other.state is LeaseState.RELEASED]
+        require(not gone, "leases were given back with another one", gone)
         self.settle()
 
     def finish(self, record: LeaseRecord) -> None:
@@ -241,7 +249,7 @@ class Host(CopyHost):
     ) -> LeaseRecord | Deferred:
         layout = self._promises.layout(stream)
         before = self.cache.snapshot()
-        busy = self.cache.live_leases or self.cache.unfinished_transfers
+        busy = self.cache.live_leases or self.cache.unfinished_transfers or self.driver.waiting
         try:
             record = attempt(request)
         except CapacityError:
@@ -284,7 +292,7 @@ class Host(CopyHost):
         block = self.sizes[group]
         written: dict[int, Content | None] = {}
         if group in record.state_slots:
-            working, capture = self.cache.state_slots(record, group=group).tolist()
+            working, capture = self.driver.state_slots(record, group=group)
             written[working] = None
             for length in states:
                 digest = self.streams.digest(stream, group, length // block - 1)
@@ -299,4 +307,4 @@ class Host(CopyHost):
     def _slot(self, record: LeaseRecord, *, group: int, position: int) -> int:
         """The slot of a block; reads the table, which finishes the naming, only if it has no name yet."""
         slot = int(record.tables[group].view()[position])
-        return slot or int(self.cache.block_ids(record, group=group)[position])
+        return slot or int(self.driver.block_ids(record, group=group)[position])

@@ -9,26 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import ClassVar, Final
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import Deferred, Outcome
-from aiokv.testing.driver import Step
-from aiokv.testing.strategies import CHUNKS, LONGEST_PROMPT, PICKS, PROMPTS, STREAMS
-from aiokv.testing.tier_machine import TierMachine, require_refused
+from aiokv.testing.driver import Driver, Setup, Step, Witness
+from aiokv.testing.hint_machine import HintMachine
+from aiokv.testing.host import Host, host_of
+from aiokv.testing.strategies import CHUNKS, LONGEST_PROMPT, PICKS, PROMPTS, STREAMS, setups
+from aiokv.testing.tier_machine import require_refused
 
 __all__ = ["CacheMachine"]
 
 _CROWD_ENDS: Final = (Outcome.FAILED, Outcome.CORRUPT, Outcome.OK)
 
 
-class CacheMachine(TierMachine):
+class CacheMachine(HintMachine):
     """One cache, its requests and its copies."""
+
+    make_driver: ClassVar[Callable[[Setup, Witness], Driver]]
+
+    host: Host
+
+    @initialize(setup=setups())
+    def start(self, setup: Setup) -> None:
+        """Make the cache."""
+        self.host = host_of(setup, make_driver=type(self).make_driver)
 
     # Requests.
 
@@ -102,6 +113,9 @@ class CacheMachine(TierMachine):
     def decode(self, pick: int, tokens: int) -> None:
         """Grow, ask for room, compute what there is room for."""
         record = self.lease(pick)
+        if not record.is_open:
+            self.refused(record)
+            return
         self.host.append(record, tokens)
         missing = record.keys.num_tokens - min(record.capacity_tokens)
         if missing > 0:
@@ -210,7 +224,7 @@ class CacheMachine(TierMachine):
     def states(self, record: LeaseRecord, stop: int) -> tuple[int, ...]:
         """The last length up to `stop` at which a state could be captured, if there is a slot for it."""
         length = stop - stop % self.host.geometry.alignment()
-        slots = [self.host.cache.state_slots(record, group=group)[1] for group in record.state_slots]
+        slots = [self.host.driver.state_slots(record, group=group)[1] for group in record.state_slots]
         return (length,) if slots and all(slots) and length > record.confirmed else ()
 
     def refused(self, record: LeaseRecord) -> None:
@@ -222,7 +236,7 @@ class CacheMachine(TierMachine):
             lambda: driver.fork(record, request_id="fork", num_tokens=1),
         ]
         if not record.is_open:
-            calls += [lambda: driver.try_extend(record, 1), lambda: self.host.cache.block_ids(record, group=0)]
+            calls += [lambda: driver.try_extend(record, 1), lambda: driver.block_ids(record, group=0)]
         for call in calls:
             require_refused(call)
         self.host.require_unchanged(before, "a refused call")

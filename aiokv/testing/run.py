@@ -1,18 +1,21 @@
-"""`run_cache_machine`: the state machine against any driver, in one line of a test."""
+"""`run_cache_machine`: the state machine against any driver, or any scheduler, in one line of a test."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError
 from aiokv.testing.driver import Driver, Setup, Witness
+from aiokv.testing.scheduler import Device, Scheduler
 
 if TYPE_CHECKING:
     from aiokv.testing.tier_machine import TierMachine
 
-__all__ = ["run_cache_machine"]
+__all__ = ["run_cache_machine", "run_scheduler_machine"]
 
 
 def run_cache_machine(
@@ -25,16 +28,33 @@ def run_cache_machine(
     raised as hypothesis found it, shrunk, with the steps that lead there. hypothesis' current profile says the rest
     (seeds, database). `ConfigError` if hypothesis is not installed.
     """
-    try:
-        from aiokv.testing.machine import CacheMachine
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    with _hypothesis():
+        from aiokv.testing.wait_machine import WaitMachine
     seen: Counter[str] = Counter()
 
-    class Run(CacheMachine):
+    class Run(WaitMachine):
         pass
 
-    Run.seen, Run.make_driver = seen, make_driver
+    Run.seen, Run.make_driver = seen, staticmethod(make_driver)
+    _run(Run, max_examples=max_examples, steps=steps)
+    return seen
+
+
+def run_scheduler_machine(
+    make_scheduler: Callable[[CacheState, Device], Scheduler], *, max_examples: int = 100, steps: int = 60
+) -> Counter[str]:
+    """The same machine over a whole scheduler: requests come and go, `aiokv.testing.scheduler` says what it plugs in.
+
+    Groups of full, window and chunked attention are drawn. Answers and raises like `run_cache_machine`.
+    """
+    with _hypothesis():
+        from aiokv.testing.scheduler_machine import SchedulerMachine
+    seen: Counter[str] = Counter()
+
+    class Run(SchedulerMachine):
+        pass
+
+    Run.seen, Run.make_scheduler = seen, staticmethod(make_scheduler)
     _run(Run, max_examples=max_examples, steps=steps)
     return seen
 
@@ -52,8 +72,14 @@ def _run(machine: type[TierMachine], *, max_examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=budget)
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
-    """What to say instead; an import that fails for another reason stays what it is."""
-    if error.name != "hypothesis":
-        return error
-    return ConfigError("the state machine needs hypothesis: pip install 'aiokv[test]', or hypothesis alone")
+@contextmanager
+def _hypothesis() -> Iterator[None]:
+    """`ConfigError` if it is missing; an import that fails for another reason stays what it is."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ConfigError(
+            "the state machine needs hypothesis: pip install 'aiokv[test]', or hypothesis alone"
+        ) from error

@@ -12,7 +12,7 @@ from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSp
 from aiokv.testing.driver import Setup
 from aiokv.testing.streams import FORKS
 
-__all__ = ["CHUNKS", "KINDS", "LONGEST_PROMPT", "OUTCOMES", "PICKS", "PROMPTS", "RARELY", "STREAMS", "setups"]
+__all__ = ["CHUNKS", "KINDS", "LONGEST_PROMPT", "OUTCOMES", "PICKS", "PROMPTS", "RARELY", "SELDOM", "STREAMS", "setups"]
 
 LONGEST_PROMPT: Final = 60
 STREAMS: Final = st.integers(0, len(FORKS) - 1)
@@ -21,6 +21,7 @@ PICKS: Final = st.integers(0, 7)
 CHUNKS: Final = st.sampled_from([None, None, None, 1, 4, 8])
 OUTCOMES: Final = st.sampled_from([Outcome.OK, Outcome.OK, Outcome.FAILED])
 RARELY: Final = st.sampled_from(range(6)).map(lambda dice: dice == 4)
+SELDOM: Final = st.sampled_from(range(3)).map(lambda dice: dice == 1)
 KINDS: Final = ("full", "full", "window", "chunked", "recurrent")
 """Kinds of groups, by how often they are drawn."""
 
@@ -39,6 +40,7 @@ def setups(draw: st.DrawFn, *, kinds: tuple[str, ...] = KINDS) -> Setup:
         slice_blocks=draw(st.sampled_from([1024, 1, 2, 3, 5])),
         stores=draw(_store_settings()),
         world_size=draw(st.sampled_from([2, 3, 1])),
+        hint_quota=draw(st.sampled_from([1.0, 0.5, 0.2])),
     )
 
 

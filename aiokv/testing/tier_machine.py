@@ -11,15 +11,15 @@ from typing import ClassVar
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiokv.core.inflight import Transfer
 from aiokv.errors import AiokvError, UsageError
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import Outcome
-from aiokv.testing.driver import Driver, Setup, Step, Witness
-from aiokv.testing.host import Host, host_of
-from aiokv.testing.strategies import OUTCOMES, PICKS, RARELY, STREAMS, setups
+from aiokv.testing.copy_host import CopyHost
+from aiokv.testing.driver import Step
+from aiokv.testing.strategies import OUTCOMES, PICKS, RARELY, SELDOM, STREAMS
 from aiokv.testing.verdict import BrokenInvariant, require
 
 __all__ = ["TierMachine", "require_refused"]
@@ -29,14 +29,8 @@ class TierMachine(RuleBasedStateMachine):
     """One cache and its copies. `seen` counts what all runs together have met."""
 
     seen: ClassVar[Counter[str]]
-    make_driver: ClassVar[Callable[[Setup, Witness], Driver]]
 
-    host: Host
-
-    @initialize(setup=setups())
-    def start(self, setup: Setup) -> None:
-        """Make the cache."""
-        self.host = host_of(setup, make_driver=type(self).make_driver)
+    host: CopyHost
 
     # Copies and slices.
 
@@ -80,7 +74,7 @@ class TierMachine(RuleBasedStateMachine):
         if loads:
             self.end_one(loads[pick % len(loads)], Outcome.CORRUPT)
 
-    @precondition(lambda self: self.host.running or self.host.queued)
+    @precondition(lambda self: (self.host.running or self.host.queued) and self.offers(Step.REPORT))
     @rule(
         pick=PICKS,
         ranks=st.lists(st.integers(0, 2), min_size=1, max_size=4),
@@ -102,7 +96,7 @@ class TierMachine(RuleBasedStateMachine):
         if contradicts and transfer in self.host.running:
             told = self.host.reports.get(transfer.transfer_id, {})
             for rank, said in list(told.items())[:1]:
-                self.report_one(transfer, rank, outcome=Outcome.FAILED if said is Outcome.OK else Outcome.OK)
+                self.report_one(transfer, rank, outcome=_other_than(said))
 
     @precondition(lambda self: self.host.queued or self.host.running)
     @rule(outcome=OUTCOMES)
@@ -130,7 +124,7 @@ class TierMachine(RuleBasedStateMachine):
         require(not is_there, "an evicted block can be found")
 
     @precondition(lambda self: self.host.leases or self.host.running)
-    @rule(tiers=st.sampled_from([(), (), (Tier.GPU,), (Tier.CPU,)]), really=RARELY)
+    @rule(tiers=st.sampled_from([(), (), (Tier.GPU,), (Tier.CPU,)]), really=SELDOM)
     def reset(self, tiers: tuple[Tier, ...], really: object) -> None:
         """Tiers forget everything."""
         if really:
@@ -152,6 +146,8 @@ class TierMachine(RuleBasedStateMachine):
             finally:
                 self.host.driver.close()
             self.seen.update(self.host.seen)
+            for reason, revoked in self.host.cache.counters.hints_revoked.items():
+                self.seen[f"hints revoked {reason.value}"] += revoked
 
     # Helpers.
 
@@ -189,8 +185,7 @@ class TierMachine(RuleBasedStateMachine):
     def end_one(self, transfer: Transfer, outcome: Outcome) -> None:
         """The first rank that has not reported says this, the others OK; what was never submitted ends at once."""
         outcome = self.possible(transfer, outcome)
-        self.seen[f"{transfer.direction.value} {outcome.value}"] += 1
-        if transfer not in self.host.running:
+        if transfer not in self.host.running or not self.offers(Step.REPORT):
             self.host.end(transfer, outcome)
             return
         first, *others = self.host.cache.missing_ranks(transfer)
@@ -198,6 +193,7 @@ class TierMachine(RuleBasedStateMachine):
         for rank in others:
             self.host.check()
             self.report_one(transfer, first, outcome=outcome)
+            self.report_one(transfer, first, outcome=_other_than(outcome))
             self.report_one(transfer, rank, outcome=Outcome.OK)
 
     def report_one(self, transfer: Transfer, rank: int, *, outcome: Outcome) -> None:
@@ -221,6 +217,10 @@ class TierMachine(RuleBasedStateMachine):
 def corrupt_copies(transfer: Transfer) -> tuple[int, ...]:
     """Which copies of a load are corrupt when it brings corrupt blocks: about a third, and one at least."""
     return tuple(np.flatnonzero(transfer.sources % 3 == 0).tolist()) or (0,)
+
+
+def _other_than(outcome: Outcome) -> Outcome:
+    return Outcome.FAILED if outcome is Outcome.OK else Outcome.OK
 
 
 def require_refused(call: Callable[[], object]) -> None:

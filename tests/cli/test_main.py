@@ -92,6 +92,7 @@ def test_doctor_reads_the_configuration(
         "watermark": 0.5,
         "backend": "host",
         "lease_age_limit_s": None,
+        "hint_quota": 0.1,
     }
     assert report["sources"]["cpu_bytes"] == "argument"
     assert report["sources"]["watermark"] == "environment"

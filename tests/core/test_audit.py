@@ -474,3 +474,22 @@ def test_an_audit_ends_while_more_slots_change_than_a_slice_can_follow(scene: Sc
         scene.host.place(1, placed, tier=GPU)
     assert slices > 64
     assert run.result.violations == ()
+
+
+def test_a_holder_that_left_a_copy_begun_after_its_visit_waits_for_it_no_more() -> None:
+    host = Host(FULL, gpu_blocks=400, cpu_blocks=400)
+    record = host.admit(0, 17)
+    host.run_slices()
+    with host.cache.audit_in_slices(slice_slots=64) as run:
+        assert run.run_slice()
+        host.confirm(record, 17)
+        host.run_slices()
+        for _ in range(2):
+            assert run.run_slice()
+        host.submit_all()
+        host.finish(record)
+        host.run_slices()
+        while run.run_slice():
+            pass
+    assert run.result.pins == host.cache.audit().pins
+    assert {pin.waiters for pin in run.result.pins} == {()}

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from aiokv import DeclineReason, DeferReason, Tier
-from aiokv.core.counters import Closing, EvictReason, LookupResult, Phase, Source
+from aiokv.core.counters import Closing, EvictReason, HintClosing, LookupResult, Phase, RevokeReason, Source
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Outcome
 from aiokv.observe.families import FAMILIES, Family, Kind
@@ -43,12 +43,12 @@ LABELS: dict[str, tuple[type[Enum], ...]] = {
     "direction": (Direction,),
     "outcome": (Outcome,),
     "tier": (Tier,),
-    "reason": (EvictReason, DeclineReason, DeferReason, Degradation),
-    "how": (Closing,),
+    "reason": (EvictReason, DeclineReason, DeferReason, Degradation, RevokeReason),
+    "how": (Closing, HintClosing),
     "invariant": (Invariant,),
 }
 OTHER_LABELS = {
-    "state": {"active", "overdue", "free", "reserved", "resident", "quarantined"},
+    "state": {"active", "overdue", "free", "reserved", "resident", "quarantined", "whole", "partial"},
     "version": {"0.1.0"},
     "backend": {"fake"},
     "block_tokens": {"16"},

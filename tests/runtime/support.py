@@ -44,6 +44,7 @@ async def opened(
     close_grace_s: float = 30.0,
     store_policy: StorePolicy = StorePolicy.EAGER,
     lease_age_limit_s: float | None = None,
+    hint_quota: float = 0.1,
 ) -> AsyncIterator[Case]:
     """A runtime with `gpu_blocks - 1` usable GPU slots, closed afterwards; what still runs then is completed first."""
     backend = FakeBackend(manual=manual)
@@ -56,6 +57,7 @@ async def opened(
         close_grace_s=close_grace_s,
         store_policy=store_policy,
         lease_age_limit_s=lease_age_limit_s,
+        hint_quota=hint_quota,
     )
     async with KVRuntime(config) as kv:
         case = Case(kv=kv, backend=backend)

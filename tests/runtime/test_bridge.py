@@ -110,6 +110,32 @@ async def until_ticks(scene: Scene, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_turn_ends_no_more_than_one_copy_that_failed() -> None:
+    """Law 8: whoever waited for it plans again."""
+    scene = Scene(WakeMode.DOORBELL)
+    fates = [EventStatus.FAILED, EventStatus.DONE, EventStatus.FAILED, EventStatus.FAILED, EventStatus.DONE]
+    for status in fates:
+        scene.watch(ScriptedEvent(status))
+    scene.bridge.ring()
+    seen = []
+    while len(scene.ended) < len(fates):
+        before = len(scene.ended)
+        await turns()
+        seen.append(len(scene.ended) - before)
+    assert [count for count in seen if count] == [1, 2, 1, 1]
+    scene.bridge.close()
+
+
+async def test_a_head_that_was_pending_for_thousands_of_looks_is_still_seen_to_end(scene: Scene) -> None:
+    event = scene.watch()
+    for _ in range(3000):
+        scene.bridge.ring()
+        await turns()
+    event.status = EventStatus.DONE
+    await silence()  # nobody rings any more: the timer must have been set again
+    assert scene.ended == [(event, EventStatus.DONE, "")]
+
+
 async def test_the_next_head_is_asked_when_the_first_has_ended(scene: Scene) -> None:
     first, second = scene.watch(), scene.watch()
     await until_ticks(scene, 3)

@@ -48,6 +48,7 @@ def test_argument_beats_environment_beats_file(tmp_path: Path) -> None:
         "watermark": SettingSource.ENVIRONMENT,
         "backend": SettingSource.FILE,
         "lease_age_limit_s": SettingSource.DEFAULT,
+        "hint_quota": SettingSource.DEFAULT,
     }
 
 
@@ -161,6 +162,8 @@ def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() 
         ("lease_age_limit_s = nan", "lease_age_limit_s must be a number of seconds"),
         ('lease_age_limit_s = "90"', "lease_age_limit_s must be a number of seconds"),
         ("lease_age_limit_s = true", "lease_age_limit_s must be a number of seconds"),
+        ("hint_quota = 1.1", "hint_quota must be at least 0 and at most 1"),
+        ('hint_quota = "0.1"', "hint_quota must be a number"),
         ('backend = "gpu"', "backend must be one of auto, cuda, host, not 'gpu'"),
         ("backend = 1", "backend must be one of"),
         ("gpu_blocks = [1]", "gpu_blocks must be a whole number"),

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from aiokv import BlockKeys, Tier
-from aiokv.core.slices import SLICE_BLOCKS
+from aiokv.core.slices import SLICE_BLOCKS, SLICE_PARTS
 from aiokv.core.world import SCAN_LIMIT
 from aiokv.testing import evict, make_resident
-from tests.runtime.support import BLOCK, GROUP, Case, finish_copies, granted, opened
+from tests.runtime.support import BLOCK, GROUP, Case, finish_copies, granted, opened, prompt
 
 BLOCKS: Final = 8192
 TOKENS: Final = BLOCKS * BLOCK
@@ -137,6 +137,28 @@ async def test_no_turn_handles_more_than_a_slice_of_a_long_prompt() -> None:
         await finish_copies(case)
         async with watched(case, what="reset", per_turn=2 * SCAN_LIMIT):
             await ended(case, kv.reset())
+
+
+@one_loop
+async def test_no_turn_plans_more_than_a_few_small_stores() -> None:
+    """Each is a transfer of its own, which costs as much as many blocks of a large one."""
+    asyncio.get_running_loop().set_debug(False)
+    async with opened(gpu_blocks=200, cpu_blocks=400) as case:
+        leases = [granted(case.kv, prompt(1, seed=seed), name=f"request {seed}") for seed in range(64)]
+        for lease in leases:
+            lease.confirm(BLOCK)
+        drained = asyncio.ensure_future(case.kv.drain())
+        per_turn = []
+        while len(case.backend.history) < len(leases):
+            before = len(case.backend.history)
+            await asyncio.sleep(0)
+            per_turn.append(len(case.backend.history) - before)
+        assert max(per_turn) <= SLICE_PARTS
+        while not drained.done():
+            case.backend.complete_all()
+            await asyncio.sleep(0)
+        for lease in leases:
+            lease.release()
 
 
 async def cpu_seconds(case: Case, keys: BlockKeys) -> float:

@@ -1,0 +1,5 @@
+"""`aiokv bench NAME`: one module or package per benchmark, each with a `register` that takes the app of them all.
+
+A benchmark is imported when it runs. What they share: `report.py` prints and judges, `kv_bytes.py` is the memory of a
+model whose every byte is known beforehand, `hold.py` and `memory.py` measure.
+"""

@@ -1,0 +1,116 @@
+"""Backends that watch or prepare what is copied, and pass everything on to the host backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, final
+
+import numpy as np
+
+from aiokv.backends.base import BackendLayout
+from aiokv.backends.host import HostBackend, HostEvent
+from aiokv.cli.bench.hold import HoldMeter
+from aiokv.cli.bench.kv_bytes import KvBytes
+from aiokv.model.ids import Direction, IntArray
+from aiokv.model.plan import CopyBatch
+
+__all__ = ["PassingBackend", "PoisoningBackend", "TallyingBackend"]
+
+_POISON: Final = 0x5A
+
+
+class PassingBackend:
+    """Does nothing of its own."""
+
+    __slots__ = ("inner", "name", "wake_mode")
+
+    def __init__(self, inner: HostBackend) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.wake_mode = inner.wake_mode
+
+    def open(self, layout: BackendLayout) -> None:
+        """See `Backend`."""
+        self.inner.open(layout)
+
+    def attach_doorbell(self, ring: Callable[[], None]) -> None:
+        """See `Backend`."""
+        self.inner.attach_doorbell(ring)
+
+    def submit(self, batch: CopyBatch) -> HostEvent:
+        """See `Backend`."""
+        return self.inner.submit(batch)
+
+    def block_bytes(self, group: str) -> int:
+        """See `Backend`."""
+        return self.inner.block_bytes(group)
+
+    def eta_seconds(self, direction: Direction, num_bytes: int) -> float:
+        """See `Backend`."""
+        return self.inner.eta_seconds(direction, num_bytes)
+
+    def close(self, *, deadline_s: float) -> bool:
+        """See `Backend`."""
+        return self.inner.close(deadline_s=deadline_s)
+
+
+@final
+class PoisoningBackend(PassingBackend):
+    """Spoils the targets before each copy: a block that was never copied cannot look right.
+
+    The targets are the transfer's own: nobody else may read or write them now. The time that this takes is no part of a
+    step of aiokv.
+    """
+
+    __slots__ = ("_memory", "_meter")
+
+    def __init__(self, inner: HostBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
+        super().__init__(inner)
+        self._memory = memory
+        self._meter = meter
+
+    def submit(self, batch: CopyBatch) -> HostEvent:
+        """See `Backend`."""
+        self._meter.exclude(self._poison, batch)
+        return self.inner.submit(batch)
+
+    def _poison(self, batch: CopyBatch) -> None:
+        if batch.direction is Direction.LOAD:
+            self._memory.poison_slots(batch.group, batch.target_blocks)
+        else:
+            for slot in batch.target_blocks.tolist():
+                self.inner.cpu_slot(slot)[:] = _POISON
+
+
+@final
+class TallyingBackend(PassingBackend):
+    """Counts what it is asked to copy, independently of what the runtime counts itself."""
+
+    __slots__ = ("batches", "loads", "submitted")
+
+    def __init__(self, inner: HostBackend) -> None:
+        super().__init__(inner)
+        self.submitted = 0
+        """Batches of both directions since the beginning: the number that the next one gets."""
+        self.batches = 0
+        """Batches of loads since `start`."""
+        self.loads: IntArray = np.zeros(0, np.int64)
+        """Per CPU slot, how often it was to be loaded since `start`."""
+
+    def open(self, layout: BackendLayout) -> None:
+        """See `Backend`."""
+        super().open(layout)
+        self.loads = np.zeros(layout.cpu_blocks, np.int64)
+
+    def start(self) -> None:
+        """Begin to count again."""
+        self.batches = 0
+        self.loads[:] = 0
+
+    def submit(self, batch: CopyBatch) -> HostEvent:
+        """See `Backend`."""
+        self.submitted += 1
+        if batch.direction is Direction.LOAD:
+            self.batches += 1
+            self.loads[batch.source_blocks] += 1
+        return self.inner.submit(batch)

@@ -1,0 +1,70 @@
+"""The `bench` command: what it lists, how it answers, and that it loads only what it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from aiokv.cli.bench.report import BenchReport, conclude
+from tests.cli.test_main import run
+
+
+def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "soak" in shown
+    assert "convoy" in shown
+
+
+def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "soap", "--json") == 2
+    assert capsys.readouterr().out == ""
+
+
+LISTED_WITHOUT_THE_RUNS = """
+import sys
+from aiokv.cli.main import main
+try:
+    main(["bench", "--help"])
+finally:
+    loaded = {"torch", "aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner"} & set(sys.modules)
+    assert not loaded, loaded
+"""
+
+
+def test_a_benchmark_is_loaded_when_it_runs() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTED_WITHOUT_THE_RUNS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def report_of(*complaints: str) -> BenchReport:
+    figures = {"blocks": 12_345, "is_so": True, "way": {"ms": 1.5, "[odd]": "[red]"}}
+    return BenchReport(benchmark="sample", schema_version=3, figures=figures, complaints=complaints)
+
+
+@pytest.mark.parametrize(("complaints", "status"), [((), 0), (("one", "two"), 1)])
+def test_a_report_is_one_object_and_its_complaints_decide_the_status(
+    complaints: tuple[str, ...], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        conclude(report_of(*complaints), as_json=True)
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert ended.value.exit_code == status
+    assert (report["schema_version"], report["benchmark"], report["ok"]) == (3, "sample", not complaints)
+    assert report["complaints"] == list(complaints)
+    assert captured.err.splitlines() == [f"aiokv: bench sample: {complaint}" for complaint in complaints]
+
+
+def test_people_read_a_row_per_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        conclude(report_of(), as_json=False)
+    shown = capsys.readouterr().out
+    assert "12,345" in shown
+    assert "way.[odd]" in shown
+    assert "[red]" in shown
+    assert "as promised" in shown
