@@ -21,6 +21,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
+from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
@@ -54,15 +55,17 @@ class TransferEvent(Enum):
     DROP = "be dropped"
 
 
-_NEXT: Final = {
-    (TransferState.QUEUED, TransferEvent.SUBMIT): TransferState.SUBMITTED,
-    (TransferState.QUEUED, TransferEvent.DROP): TransferState.DROPPED,
-    (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
-    (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
-}
+_LIFE: Final = LifeCycle(
+    {
+        (TransferState.QUEUED, TransferEvent.SUBMIT): TransferState.SUBMITTED,
+        (TransferState.QUEUED, TransferEvent.DROP): TransferState.DROPPED,
+        (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
+        (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
+    }
+)
 
 
 class SourceUse(Enum):
@@ -135,11 +138,7 @@ class Transfer:
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
-        try:
-            self.state = _NEXT[self.state, event]
-        except KeyError:
-            name = f"transfer {self.transfer_id}"
-            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        self.state = _LIFE.find_next(self.state, event, subject=f"transfer {self.transfer_id}")
 
 
 @final
