@@ -22,6 +22,7 @@ import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.life_cycle import LifeCycle
+from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
@@ -85,8 +86,8 @@ class Transfer:
     sources: SlotArray
     targets: SlotArray | None
     owner: int
-    gpu_epoch: int
-    cpu_epoch: int
+    epochs: Epochs
+    """Those in which what it copies was valid."""
     after: object = None
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED

@@ -22,6 +22,7 @@ import numpy as np
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
 from aiokv.core.life_cycle import LifeCycle
+from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
@@ -30,7 +31,6 @@ from aiokv.model.plan import Hit, Outcome
 
 __all__ = [
     "AcquireRequest",
-    "Epochs",
     "FailedLoad",
     "GroupShare",
     "LeaseEvent",
@@ -107,14 +107,6 @@ class GroupShare:
     is_loaded: BoolArray
 
 
-@dataclass(frozen=True, slots=True)
-class Epochs:
-    """The epochs of the tiers when a lease was admitted."""
-
-    gpu: int
-    cpu: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FailedLoad:
     """A load that brought a lease nothing: its group, the mask of its positions over the prefix, and how it ended."""
@@ -135,11 +127,10 @@ class LeaseRecord:
         "capacity_tokens",
         "claims",
         "confirmed",
-        "cpu_epoch",
         "delivered",
+        "epochs",
         "failed",
         "given_back",
-        "gpu_epoch",
         "hit",
         "is_finishing",
         "keys",
@@ -206,8 +197,7 @@ class LeaseRecord:
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
-        self.gpu_epoch = epochs.gpu
-        self.cpu_epoch = epochs.cpu
+        self.epochs = epochs
         self.watchers = watchers
 
     @property

@@ -17,7 +17,8 @@ import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.inflight import NOBODY, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs, LeaseRecord
+from aiokv.core.lease_table import LeaseRecord
+from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray, Tier
@@ -148,8 +149,7 @@ class StoreQueue:
             sources=sources,
             targets=targets,
             owner=order.owner,
-            gpu_epoch=order.epochs.gpu,
-            cpu_epoch=order.epochs.cpu,
+            epochs=order.epochs,
             after=order.after,
             use=order.use,
         )

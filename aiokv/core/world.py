@@ -18,8 +18,9 @@ from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
+from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
+from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
@@ -259,11 +260,11 @@ class World:
 
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
-        return record.gpu_epoch == self.gpu.epoch
+        return record.epochs.gpu == self.gpu.epoch
 
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
-        return self.cpu is not None and (holder.gpu_epoch, holder.cpu_epoch) == (self.gpu.epoch, self.cpu.epoch)
+        return self.cpu is not None and holder.epochs == self.epochs
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
         self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)
