@@ -128,8 +128,7 @@ class Transfer:
 
     def slots(self, tier: Tier) -> SlotArray:
         """The slots it pins in a tier; none while the targets of a load are not named."""
-        reads = Tier.CPU if self.direction is Direction.LOAD else Tier.GPU
-        if tier is reads:
+        if tier is self.direction.source_tier:
             return self.sources
         return self.targets if self.targets is not None else self.sources[:0]
 
@@ -146,7 +145,16 @@ class Transfer:
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used", "watchers")
+    __slots__ = (
+        "_loading_id",
+        "_loading_target",
+        "_next_id",
+        "_storing_id",
+        "_transfers",
+        "_was_used",
+        "cold_blocks",
+        "watchers",
+    )
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
@@ -155,6 +163,8 @@ class InflightTable:
         self._loading_target = np.zeros(cpu_slots, np.int32)
         self._storing_id = np.zeros(gpu_slots, np.int64)
         self._was_used = np.zeros(gpu_slots, np.bool_)
+        self.cold_blocks = 0
+        """Open copies whose sources were next to be evicted when they were planned."""
         self.watchers: list[ChangedHolders] = []
         """Each is told which transfers hold other slots than before, have come or have gone."""
 
@@ -180,6 +190,7 @@ class InflightTable:
         else:
             self._storing_id[transfer.sources] = transfer.transfer_id
             self._was_used[transfer.sources] = transfer.use is SourceUse.USED
+        self.cold_blocks += len(transfer) if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
@@ -207,6 +218,7 @@ class InflightTable:
         A hidden load may have been followed by another one of the same source, which keeps its mark.
         """
         transfer.open_copies = min(transfer.open_copies, start)
+        self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
         sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:

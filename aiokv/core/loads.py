@@ -63,19 +63,9 @@ class Loads:
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
         world = self._world
-        targets = transfer.bound_targets
         if outcome is not Outcome.OK:
             world.inflight.hide(transfer)
-        for stop in range(len(transfer), 0, -self._world.slice_blocks):
-            start = max(stop - self._world.slice_blocks, 0)
-            if outcome is Outcome.OK and world.may_copy(transfer):
-                world.register(Tier.GPU, targets[start:stop], blocks=transfer.blocks(start, stop))
-            if outcome is Outcome.LOST:
-                world.quarantine(transfer, start=start, stop=stop)
-            world.end_copies(transfer, start=start, stop=stop)
-            if start:
-                yield
-        world.inflight.remove(transfer)
+        yield from world.ending(transfer, outcome)
         for lease_id in sorted(transfer.waiters):
             self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
         yield from self._replanning()

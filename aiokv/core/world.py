@@ -21,10 +21,11 @@ from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
 from aiokv.core.pool_values import Epochs
-from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
+from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -141,12 +142,6 @@ class World:
             size, expected = keys.hash_block_size, self.geometry.hash_block_size
             raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
 
-    def forget_store(self, transfer: Transfer) -> None:
-        """Tell those who want a store, where they still live, that it has ended."""
-        for lease_id in transfer.waiters:
-            if lease_id in self.leases:
-                self.leases.find(lease_id).storing.discard(transfer.transfer_id)
-
     def pool(self, tier: Tier) -> Pool | None:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
         return self.gpu if tier is Tier.GPU else self.cpu
@@ -216,6 +211,21 @@ class World:
         self.events.removed(tier, evicted)
         if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
             self.lost_copies.append(evicted)
+
+    def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
+        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
+        tier = transfer.direction.target_tier
+        targets = transfer.bound_targets
+        for stop in range(len(transfer), 0, -self.slice_blocks):
+            start = max(stop - self.slice_blocks, 0)
+            if outcome is Outcome.OK and self.may_copy(transfer):
+                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop))
+            if outcome is Outcome.LOST:
+                self.quarantine(transfer, start=start, stop=stop)
+            self.end_copies(transfer, start=start, stop=stop)
+            if start:
+                yield
+        self.inflight.remove(transfer)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
