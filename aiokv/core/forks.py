@@ -50,8 +50,7 @@ class Forks:
         self._check(record)
         self._admission.check(request)
         if self._loads.waits_for_capacity:
-            self._world.counters.alloc_failures[DeferReason.QUEUED] += 1
-            return Deferred(DeferReason.QUEUED)
+            return self._world.defer(DeferReason.QUEUED)
         forked = self._admission.try_admit(request, self._held(record, request))
         self._world.counters.forks += isinstance(forked, LeaseRecord)
         return forked

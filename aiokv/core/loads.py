@@ -238,7 +238,7 @@ class Loads:
             world.geometry,
             record.keys,
             gpu=world.gpu,
-            cpu=world.cpu_index if record.replans == 0 else None,
+            cpu=world.usable_cpu if record.replans == 0 else None,
             num_tokens=request.prompt_tokens,
             align=request.align,
         )

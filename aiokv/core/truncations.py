@@ -62,8 +62,7 @@ class Truncations:
             self._check_readable(record, confirmed)
             cuts = [self._cut(record, index, confirmed=confirmed) for index in range(len(record.tables))]
             if not self._make_room(record, cuts):
-                self._world.counters.alloc_failures[DeferReason.CAPACITY] += 1
-                return Deferred(DeferReason.CAPACITY)
+                return self._world.defer(DeferReason.CAPACITY)
             self._exchange(record, cuts)
             self._rewind(record, confirmed)
         record.keys = keys

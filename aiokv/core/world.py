@@ -25,7 +25,7 @@ from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Outcome
+from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -33,9 +33,8 @@ __all__ = ["SCAN_LIMIT", "Outbox", "World"]
 SCAN_LIMIT: Final = 16_384
 """Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
 
-
-_LOST_BATCHES: Final = 1024
-"""Losses of CPU blocks that are remembered for whoever stores them again; older ones are forgotten."""
+_GONE_BATCHES: Final = 1024
+"""Batches of CPU blocks that went, remembered for whoever stores them again; older ones are forgotten."""
 
 
 @final
@@ -69,13 +68,13 @@ class World:
         "cpu",
         "events",
         "geometry",
+        "gone_copies",
         "gpu",
         "gpu_moves",
         "hints",
         "inflight",
         "is_backend_lost",
         "leases",
-        "lost_copies",
         "lost_gpu_slots",
         "outbox",
         "slice_blocks",
@@ -110,11 +109,11 @@ class World:
         self.capacity_generation = 0
         self.gpu_moves = 0
         """Grows whenever what is next to be evicted from the GPU may have changed, save by stores themselves."""
-        self.lost_copies: deque[Evicted] = deque(maxlen=_LOST_BATCHES)
+        self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
         self.lost_gpu_slots: set[int] = set()
-        """Those whose copies were lost."""
+        """Those that copies of LOST transfers read or wrote."""
 
     @property
     def usable_gpu_slots(self) -> int:
@@ -127,8 +126,8 @@ class World:
         return self.cpu is not None and not self.is_backend_lost
 
     @property
-    def cpu_index(self) -> Pool | None:
-        """The CPU pool for a lookup; none without a usable CPU tier."""
+    def usable_cpu(self) -> Pool | None:
+        """The CPU pool; none where nothing may be looked up or stored there."""
         return self.cpu if self.has_cpu_tier else None
 
     @property
@@ -141,6 +140,11 @@ class World:
         if keys.hash_block_size != self.geometry.hash_block_size:
             size, expected = keys.hash_block_size, self.geometry.hash_block_size
             raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
+
+    def defer(self, reason: DeferReason) -> Deferred:
+        """The answer to whom must wait, counted."""
+        self.counters.alloc_failures[reason] += 1
+        return Deferred(reason)
 
     def pool(self, tier: Tier) -> Pool | None:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
@@ -210,7 +214,7 @@ class World:
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
         if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
-            self.lost_copies.append(evicted)
+            self.gone_copies.append(evicted)
 
     def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
