@@ -222,7 +222,7 @@ class Loads:
             num_tokens=record.request.prompt_tokens,
             length=plan.length,
             loads=record.loaded,
-            covered=[(span.start, span.stop) for span in spans],
+            covered=spans,
         )
         record.replans += 1
         record.failed.clear()

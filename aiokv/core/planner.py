@@ -102,7 +102,7 @@ def _plan(
         for index, found in enumerate(residency.groups)
     )
     loads = [group.is_loaded for group in groups]
-    covered = [(r.start, r.stop) for r in (covered_range(geometry, i, length) for i in range(len(groups)))]
+    covered = [covered_range(geometry, i, length) for i in range(len(groups))]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     switches = count_switches(geometry, length=length, loads=loads, covered=covered)
     return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)

@@ -79,7 +79,7 @@ class CacheGeometry:
     """All groups of a model and the block size of the hashes, in tokens.
 
     `context_parallel` is the degree D of context parallelism: groups marked `sharded` have an effective block of
-    `block_size * D` tokens. `sub_block_hits` lets a prefix end inside a block (see `hash_block_size`).
+    `block_size * D` tokens. `sub_block_hits`, by which a prefix may end inside a block, is refused by this version.
     """
 
     groups: tuple[GroupSpec, ...]
