@@ -18,17 +18,14 @@ from aiokv.core.audit import AuditClock, HolderKind, Holding, LeaseView, view_le
 from aiokv.core.hint_audit import HintAudit
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
-from aiokv.core.pool_audit import PoolAudit
+from aiokv.core.pool_audit import CHANGES_PER_COST, VISIT_COST, PoolAudit
 from aiokv.core.world import World
 from aiokv.model.ids import SlotArray, Tier
 
 __all__ = ["HolderAudit"]
 
-_VISIT: Final = 64
-"""What a visit costs beside the slots it is about, in slots looked at."""
-_CHANGES: Final = 12
-_POSITIONS: Final = 64
-"""So many changed slots, and so many compared positions of a table, cost as much as looking at one slot."""
+_POSITIONS_PER_COST: Final = 64
+"""So many compared positions of a table cost as much as looking at one slot."""
 _NO_SLOTS: Final[SlotArray] = np.empty(0, np.int32)
 
 
@@ -143,11 +140,11 @@ class HolderAudit:
         before = self._leases.pop(lease_id, None)
         old = before.tables if before is not None else []
         new = _copy_tables(record) if record is not None else []
-        done = _VISIT
+        done = VISIT_COST
         for index in range(max(len(old), len(new))):
             was = old[index] if index < len(old) else _NO_SLOTS
             now = new[index] if index < len(new) else _NO_SLOTS
-            done += self._pools[Tier.GPU].exchange(was, now) // _CHANGES + len(now) // _POSITIONS
+            done += self._pools[Tier.GPU].exchange(was, now) // CHANGES_PER_COST + len(now) // _POSITIONS_PER_COST
         if before is not None:
             self._claimed -= before.view.unnamed_claims
             self._due_transfers.update(before.transfers)
@@ -184,7 +181,7 @@ class HolderAudit:
         for tier, pool in self._pools.items():
             changes += pool.exchange(before.sources(tier), now.sources(tier))
             changes += pool.exchange_targets(before.targets(tier), now.targets(tier))
-        return _VISIT + changes // _CHANGES
+        return VISIT_COST + changes // CHANGES_PER_COST
 
     def _copied_by(self, transfer: Transfer, tier: Tier) -> Holding:
         leases = self._world.leases

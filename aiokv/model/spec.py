@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_whole
 
 __all__ = ["CacheGeometry", "ChunkedLocal", "FullAttention", "GroupSpec", "RecurrentState", "SlidingWindow"]
 
@@ -126,4 +127,4 @@ class CacheGeometry:
 
 
 def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_whole(value) and value > 0
