@@ -208,9 +208,7 @@ class InflightTable:
 
     def hide(self, transfer: Transfer) -> None:
         """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
-        mine = transfer.sources[self._loading_id[transfer.sources] == transfer.transfer_id]
-        self._loading_id[mine] = 0
-        self._loading_target[mine] = 0
+        self._unmark_loading(transfer, transfer.sources)
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read.
@@ -222,9 +220,7 @@ class InflightTable:
         self._tell(transfer)
         sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:
-            mine = sources[self._loading_id[sources] == transfer.transfer_id]
-            self._loading_id[mine] = 0
-            self._loading_target[mine] = 0
+            self._unmark_loading(transfer, sources)
         else:
             self._storing_id[sources] = 0
 
@@ -262,6 +258,11 @@ class InflightTable:
         """A lease does not want it any more. Idempotent; the copy goes on."""
         transfer.waiters.discard(lease_id)
         self._tell(transfer)
+
+    def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
+        mine = sources[self._loading_id[sources] == transfer.transfer_id]
+        self._loading_id[mine] = 0
+        self._loading_target[mine] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:
