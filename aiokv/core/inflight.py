@@ -3,12 +3,15 @@
 Rules
 - A transfer pins its sources from the start and its targets from the moment they are named; its pins are given back in
   one place, its completion (law 4). It never looks at who still waits for it to decide that.
-- One copy per CPU block: `loading` marks every CPU slot that is the source of an unfinished load (single flight).
+- One copy per CPU block: every CPU slot that is the source of an unfinished load is marked with it (single flight).
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot the id of the store that reads it, and whether a request has used it since that was planned. Transitions:
-QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
+GPU slot the id of the store that reads it, and whether a request has used it since that was planned; how many blocks
+are being stored because they were next to be evicted.
+
+Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED, and QUEUED -> FAILED where the
+backend refuses to begin.
 """
 
 from __future__ import annotations

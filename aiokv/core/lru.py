@@ -4,7 +4,7 @@ Duty: say which slots were released longest ago, for whole batches of slots.
 
 Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile; a slot that was
 lifted out may return to its place, or to the cold end once a trim or a compaction has passed that place. No call does
-more than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing grows later.
+more than O(its own batch + a constant) work, save `pop`, `peek` and `trim`, which have a scan limit. Nothing grows.
 
 State: positions are absolute and start far above 0, as the cold end may grow downwards; position p lies at
 `ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is the position of a slot, 0 if it is not queued, `-p` if it was
