@@ -213,7 +213,7 @@ class Hints:
         world.hints.wait_for(record, found.wanted)
 
     def _usable(self, tier: Tier) -> Pool | None:
-        return self._world.gpu if tier is Tier.GPU else self._world.cpu_index
+        return self._world.gpu if tier is Tier.GPU else self._world.usable_cpu
 
     def _find(self, keys: BlockKeys, *, tier: Tier, align: int) -> _Found:
         """What a tier holds of a prefix. It may end at the last token known: whoever extends it has more."""
