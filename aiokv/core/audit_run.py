@@ -43,6 +43,8 @@ class AuditRun:
     __slots__ = ("_clock", "_error", "_followed", "_holders", "_kept", "_limit", "_pools", "_result")
 
     def __init__(self, world: World, *, slice_slots: int = SLICE_SLOTS, clock: AuditClock | None = None) -> None:
+        if isinstance(slice_slots, bool) or not isinstance(slice_slots, int) or slice_slots < 1:
+            raise UsageError(f"slice_slots must be a whole number of at least 1, not {slice_slots!r}")
         self._limit = slice_slots
         self._clock = clock if clock is not None else AuditClock()
         pools = {tier: world.pool(tier) for tier in Tier}

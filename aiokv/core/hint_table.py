@@ -70,7 +70,8 @@ class HintRecord:
     """One hold on a prefix in one tier. Changed by the core's collaborators only."""
 
     __slots__ = (
-        "align", "hint_id", "is_whole", "keys", "length", "slots", "state", "tenant", "tier", "touched", "wanted",
+        "align", "hint_id", "is_whole", "keys", "length", "slots", "state", "tail", "tenant", "tier", "touched",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, *, hint_id: int, tenant: str, tier: Tier, keys: BlockKeys, align: int) -> None:
@@ -87,6 +88,8 @@ class HintRecord:
         """Whether no longer part of the prefix could be held."""
         self.slots = _NO_SLOTS
         """Pinned, distinct, in eviction order: the tail of the prefix first."""
+        self.tail = 0
+        """That of `slots` which every request hits that hits all of the prefix, if it has any."""
         self.wanted: tuple[WantedBlock, ...] = ()
         """Once one of these is resident there may be more to hold."""
         self.touched = 0
@@ -240,6 +243,11 @@ class HintTable:
             self._clock += 1
             self._hit_at[slots] = self._clock
 
+    def forget_hits(self, slots: SlotArray) -> None:
+        """These GPU slots hold other blocks from now on."""
+        if self.live:
+            self._hit_at[slots] = 0
+
     def by_value(self) -> Iterator[HintRecord]:
         """Who holds GPU slots, the least valuable first; do not change the table meanwhile.
 
@@ -279,7 +287,7 @@ class HintTable:
 
     def _last_hit(self, record: HintRecord) -> int:
         """When a request last hit the tail of what is held, and so all of it."""
-        return int(self._hit_at[record.slots[0]])
+        return int(self._hit_at[record.tail])
 
 
 def _meet(some: SlotArray, others: SlotArray) -> bool:

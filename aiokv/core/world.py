@@ -204,6 +204,8 @@ class World:
             return np.zeros(len(slots), np.bool_)
         digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
         is_new = pool.register(slots, digests, blocks.group)
+        if tier is Tier.GPU:
+            self.hints.forget_hits(slots[is_new])
         self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
         if self.hints.wanted:
             self.hints.note_arrivals(tier, digests[is_new], group=blocks.group)

@@ -196,6 +196,13 @@ class BlockKeys:
             self._digests = self._digests[: self._hashed]
             self._hasher = None
 
+    def sibling(self, token_ids: TokenIds, *, media: Iterable[MediaSpan] | None = None) -> BlockKeys:
+        """Keys of other tokens with the same salt and adapter, and the same media unless others are given."""
+        keys = BlockKeys(token_ids, hash_block_size=self._hash_block_size, media=() if media is None else media)
+        keys._root = self._root
+        keys._media = self._media if media is None else keys._media
+        return keys
+
     def copy(self) -> BlockKeys:
         """An independent twin: same tokens, digests computed so far, media and root. Takes constant time."""
         return copy.copy(self)
@@ -267,6 +274,8 @@ class _MediaMap:
     __slots__ = ("_spans", "_starts")
 
     def __init__(self, spans: Iterable[MediaSpan]) -> None:
+        if not isinstance(spans, Iterable):
+            raise UsageError(f"media must be MediaSpan values, not {spans!r}")
         given = list(spans)
         if not all(isinstance(span, MediaSpan) for span in given):
             raise UsageError("media must be MediaSpan values")
