@@ -20,7 +20,7 @@ from aiokv.model.ids import BoolArray, IntArray, SlotArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState
 
-__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "claim_capacity", "empty_pool_claims", "plan_acquire"]
+__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "plan_acquire"]
 
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
@@ -97,30 +97,6 @@ def plan_acquire(
     return plan
 
 
-def _plan(
-    geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
-) -> AcquirePlan:
-    length = residency.length
-    spans = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
-    groups = tuple(
-        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=covered)
-        for index, (found, covered) in enumerate(zip(residency.groups, spans, strict=True))
-    )
-    loads = [group.is_loaded for group in groups]
-    covered = [(span.start, span.stop) for span in spans]
-    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    switches = count_switches(geometry, length=length, loads=loads, covered=covered)
-    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
-
-
-def claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:
-    """Tokens that group `index` has room for after admission with a prefix of `length` tokens."""
-    whole = request.prompt_tokens + request.reserve_tokens
-    if request.first_chunk is None or isinstance(geometry.groups[index], FullAttention | RecurrentState):
-        return whole
-    return min(whole, length + request.first_chunk)
-
-
 def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
     """GPU slots that the request would claim with nothing cached."""
     total = 0
@@ -128,10 +104,24 @@ def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
         if isinstance(group, RecurrentState):
             total += STATE_CLAIMS
         else:
-            total += -(
-                -claim_capacity(geometry, request, index=index, length=0) // geometry.effective_block_size(index)
-            )
+            tokens = _claim_capacity(geometry, request, index=index, length=0)
+            total += -(-tokens // geometry.effective_block_size(index))
     return total
+
+
+def _plan(
+    geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
+) -> AcquirePlan:
+    length = residency.length
+    covered = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
+    groups = tuple(
+        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=span)
+        for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
+    )
+    loads = [group.is_loaded for group in groups]
+    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
+    switches = count_switches(geometry, length=length, loads=loads, covered=covered)
+    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
 
 
 def _plan_group(
@@ -154,7 +144,7 @@ def _plan_group(
         is_loaded[misses] = True
         sources = residency.cpu_slots[misses]
         joins = inflight.loading_ids(sources) != 0
-    capacity = claim_capacity(geometry, request, index=index, length=length)
+    capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
         hit_positions=hits,
@@ -169,6 +159,14 @@ def _plan_group(
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
+
+
+def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:
+    """Tokens that group `index` has room for after admission with a prefix of `length` tokens."""
+    whole = request.prompt_tokens + request.reserve_tokens
+    if request.first_chunk is None or isinstance(geometry.groups[index], FullAttention | RecurrentState):
+        return whole
+    return min(whole, length + request.first_chunk)
 
 
 def _concatenated(parts: list[SlotArray]) -> SlotArray:
