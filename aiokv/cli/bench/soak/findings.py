@@ -117,7 +117,7 @@ def complaints_about(figures: Mapping[str, object], *, settings: SoakSettings) -
     found = [f"{name} must be 0 at the end, it is {figures[name]}" for name in ZEROS if figures[name]]
     found += [f"{name} cannot be told" for name in ZEROS if figures[name] is None]
     found += [f"{name} is not so" for name in ("pools_conserved", "whole_pool") if not figures[name]]
-    if figures["found"] != figures["flipped_loaded"]:
+    if figures["found"] not in (None, figures["flipped_loaded"]):
         found.append(f"{figures['flipped_loaded']} changed blocks were loaded, {figures['found']} were found")
     if settings.seconds < LONG_ENOUGH_S:
         return tuple(found)

@@ -29,6 +29,7 @@ from aiokv.cli.bench.soak.ranks import RemoteRanks
 from aiokv.cli.bench.soak.settings import BLOCK, Sabotage, SoakSettings
 from aiokv.cli.bench.soak.world import World, tenants_of
 from aiokv.cli.output import new_progress
+from aiokv.errors import AiokvError
 from aiokv.model.plan import Checksum
 from aiokv.testing import FaultyBackend
 
@@ -68,7 +69,18 @@ def soak(settings: SoakSettings) -> BenchReport:
 class _Run:
     """The parts of one run."""
 
-    __slots__ = ("_backend", "_damage", "_kept", "_memory", "_meter", "_on_time", "_settings", "_stall", "_trend")
+    __slots__ = (
+        "_answering",
+        "_backend",
+        "_damage",
+        "_kept",
+        "_memory",
+        "_meter",
+        "_on_time",
+        "_settings",
+        "_stall",
+        "_trend",
+    )
 
     def __init__(self, settings: SoakSettings, *, meter: HoldMeter, on_time: Callable[[float], None]) -> None:
         self._settings = settings
@@ -76,6 +88,7 @@ class _Run:
         self._on_time = on_time
         self._stall = Stall()
         self._kept: list[Lease] = []
+        self._answering: list[asyncio.Task[None]] = []
         self._trend = MemoryTrend()
         self._memory = KvBytes(settings.geometry, gpu_blocks=settings.gpu_blocks, token_words=_TOKEN_WORDS)
         host = HostBackend(faults=_sabotaged(settings.sabotage, stall=self._stall))
@@ -89,30 +102,34 @@ class _Run:
         )
 
     async def run(self) -> dict[str, Any]:
-        """The figures."""
+        """The figures. `ConfigError` for what no runtime can be built from."""
         kv = KVRuntime(self._config(), arenas=self._memory.arenas)
-        await kv.open()
         world = World(kv=kv, memory=self._memory, meter=self._meter, tenants=tenants_of(self._settings.seed))
-        ending = Ending(world, settings=self._settings)
         asyncio.get_running_loop().set_exception_handler(partial(_note_context, world))
-        ranks = self._remote_ranks(world)
-        answering = asyncio.create_task(ranks.run()) if self._settings.remote_ranks else None
-        clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
-        try:
-            with frozen_garbage(self._meter) as pauses:
-                with noted(world):
-                    await self._load(world, clients, pauses=pauses)
-                self._backend.heal()
-                ranks.is_healed = True
-                with noted(world):
-                    await ending.harvest(clients)
+        is_open = await _open(world)
+        ending = Ending(world, settings=self._settings)
+        with frozen_garbage(self._meter) as pauses:
+            try:
+                if is_open:
+                    await self._soak(world, ending=ending, pauses=pauses)
                 found = await ending.settle()
-        finally:
-            self._stall.release.set()
-            await ending.close()
-            if answering is not None:
-                answering.cancel()
+            finally:
+                self._stall.release.set()
+                await ending.close()
         return self._figures(world, found, pauses=pauses)
+
+    async def _soak(self, world: World, *, ending: Ending, pauses: GarbagePauses) -> None:
+        """The storm, and the harvest."""
+        clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
+        ranks = self._remote_ranks(world)
+        if self._settings.remote_ranks:
+            self._answering.append(asyncio.create_task(ranks.run()))  # it ends with the runtime
+        with noted(world):
+            await self._load(world, clients, pauses=pauses)
+        self._backend.heal()
+        ranks.is_healed = True
+        with noted(world):
+            await ending.harvest(clients)
 
     def _config(self) -> RuntimeConfig:
         return RuntimeConfig(
@@ -222,6 +239,18 @@ class _Run:
             **{name: found[name] for name in findings.COUNTED},
             "notes": world.notes,
         }
+
+
+async def _open(world: World) -> bool:
+    """Whether there is a runtime to soak; what breaks it while it opens is counted, as it is later."""
+    try:
+        await world.kv.open()
+    except AiokvError:
+        raise
+    except Exception as error:
+        world.note_error(error)
+        return False
+    return True
 
 
 def _sabotaged(sabotage: Sabotage, *, stall: Stall) -> HostFaults:
