@@ -10,6 +10,8 @@ Rules
 - A tenant's hints hold at most its quota of each pool; a block that several of them hold counts once.
 - What a hint waits for is looked up when the first missing block of a full group becomes resident (of the other groups
   where no full group misses one), in a later slice; if the quota is used up by then, it holds what it held.
+- When a block that it holds is lost, it vouches for nothing from that step on, until a later slice has found what is
+  left of the prefix; if there is no room for that, it holds nothing.
 - It never takes a slot that was promised to a request.
 
 State: that of `World.hints`.
@@ -17,7 +19,7 @@ State: that of `World.hints`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -174,10 +176,12 @@ class Hints:
         self._is_working = False
 
     def _follow(self, record: HintRecord) -> None:
-        """Hold what is resident now of the same prefix; what it held if there is no room for that."""
+        """Hold what is resident now of the same prefix; without room for that what it held, nothing after a loss."""
         found = self._find(record.keys, tier=record.tier, align=record.align)
         if self._refusal(record, found) is None:
             self._exchange(record, found)
+        elif not record.length:
+            self._exchange(record, replace(found, length=0, slots=found.slots[:0]))
 
     def _refusal(self, record: HintRecord, found: _Found) -> DeclineReason | None:
         world, tier = self._world, record.tier
