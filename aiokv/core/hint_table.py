@@ -80,7 +80,7 @@ class HintRecord:
         self.align = align
         self.state = HintState.HELD
         self.length = 0
-        """Tokens of the prefix that are held: a multiple of the alignment. 0 from a loss until it was looked at again."""
+        """Tokens of the prefix that are held: a multiple of the alignment; 0 after a loss, until looked at again."""
         self.is_whole = False
         """Whether no longer part of the prefix could be held."""
         self.slots = _NO_SLOTS

@@ -65,14 +65,15 @@ def pools_conserved(kv: KVRuntime) -> bool:
 
 
 def end_figures(kv: KVRuntime) -> dict[str, int]:
-    """What is held now; `orphans` are unfinished transfers that nobody waits for."""
+    """What is held now; `orphans` are unfinished transfers that no live lease waits for."""
     audit = kv.audit()
+    live = {record.lease_id for record in kv.core.leases()}
     return {
         "leases": len(audit.leases),
         "pins": sum(pin.blocks for pin in audit.pins),
         "reservations": sum(reservation.blocks for reservation in audit.reservations),
         "hints": sum(hint.blocks for hint in audit.hints),
-        "orphans": sum(not transfer.waiters for transfer in kv.core.transfers()),
+        "orphans": sum(live.isdisjoint(transfer.waiters) for transfer in kv.core.transfers()),
     }
 
 

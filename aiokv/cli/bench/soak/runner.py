@@ -193,17 +193,17 @@ class _Run:
             await asyncio.sleep(_SAMPLE_S)
 
     async def _audit_now_and_then(self, world: World) -> None:
-        """While everything runs: some audits in slices, then one that looks at everything at once."""
+        """While everything runs: one that looks at everything at once, then some in slices."""
         while True:
+            with noted(world):
+                world.note_violations(findings.find_violations(world.kv))
+                world.seen["audits"] += 1
             for _ in range(_AUDITS_IN_SLICES):
+                await asyncio.sleep(_AUDIT_PAUSE_S)
                 with noted(world):
                     audit = await world.wait(world.kv.audit_sliced())
                     world.note_violations(audit.violations)
                     world.seen["audits_sliced"] += 1
-                await asyncio.sleep(_AUDIT_PAUSE_S)
-            with noted(world):
-                world.note_violations(findings.find_violations(world.kv))
-                world.seen["audits"] += 1
 
     async def _reset_now_and_then(self, world: World) -> None:
         """Until shortly before the end: the harvest is to find something."""
