@@ -30,7 +30,7 @@ def test_states_are_captured_hit_and_compared(capsys: pytest.CaptureFixture[str]
     assert report["gpu_tokens"] >= 500
 
 
-def test_a_state_that_is_hit_under_another_length_is_noticed(
+def test_a_state_of_another_length_than_it_is_confirmed_under_is_noticed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     advance = KvBytes.advance_state
@@ -49,7 +49,7 @@ def test_changed_bytes_in_cpu_memory_are_found_and_never_served(
     checksum: Checksum, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, report = soaked(
-        capsys, "--seconds", "2", "--groups", "full", "--gpu-blocks", "96", "--checksum", checksum.value
+        capsys, "--seconds", "1.5", "--groups", "full", "--gpu-blocks", "96", "--checksum", checksum.value
     )
     assert (status, report["complaints"]) == (0, [])
     assert report["flipped"] >= report["found"] == report["flipped_loaded"] >= 1
@@ -63,7 +63,7 @@ def test_a_checksum_that_is_not_compared_is_noticed(
         yield
 
     monkeypatch.setattr(BlockChecksums, "compare", compare)
-    status, report = soaked(capsys, "--seconds", "2", "--groups", "full", "--gpu-blocks", "96", "--checksum", "full")
+    status, report = soaked(capsys, "--seconds", "1.5", "--groups", "full", "--gpu-blocks", "96", "--checksum", "full")
     assert status == 1
     assert report["corrupt"]
     assert f"{report['flipped_loaded']} changed blocks were loaded, 0 were found" in report["complaints"]
