@@ -11,6 +11,7 @@ from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
+from aiokv.runtime.arguments import is_number, is_whole
 from aiokv.runtime.config_file import Settings, parse_bytes
 
 __all__ = ["RuntimeConfig"]
@@ -62,7 +63,7 @@ class RuntimeConfig:
             raise ConfigError(f"geometry must be a CacheGeometry, not {self.geometry!r}")
         self._settings()
         self._stores()
-        if not isinstance(self.close_grace_s, int | float) or not self.close_grace_s >= 0:
+        if not is_number(self.close_grace_s) or not self.close_grace_s >= 0:
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
@@ -89,7 +90,7 @@ class RuntimeConfig:
         return len(self.remote_ranks) < self.world_size
 
     def _check_ranks(self) -> None:
-        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
+        if not is_whole(self.world_size) or self.world_size < 1:
             raise ConfigError(f"world_size must be a whole number, 1 or more, not {self.world_size!r}")
         ranks = range(self.world_size)
         if not isinstance(self.remote_ranks, Collection) or not all(rank in ranks for rank in self.remote_ranks):

@@ -15,6 +15,7 @@ from aiokv.backends.base import Backend, BackendLayout, DeviceEvent, EventStatus
 from aiokv.errors import ConfigError, CopyFailed
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
+from aiokv.runtime.arguments import is_number
 
 __all__ = ["FaultyBackend", "InjectedFaults"]
 
@@ -208,7 +209,7 @@ class _LateEvent:
 
 def _require_fractions(fractions: dict[str, float]) -> None:
     for name, fraction in fractions.items():
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0.0 <= fraction <= 1.0:
+        if not is_number(fraction) or not 0.0 <= fraction <= 1.0:
             raise ConfigError(f"{name} must be a fraction from 0 to 1, not {fraction!r}")
     if sum(fractions.values()) > 1.0:
         raise ConfigError(f"the fractions {fractions} are more than 1 together")
