@@ -166,7 +166,7 @@ class Lease:
             check_whole("at", at)
         tokens = self._record.confirmed if at is None else at
         request = offloader.core.forks.plan(self._record, request_id=request_id, num_tokens=tokens)
-        attempt = partial(offloader.admitted, partial(offloader.core.forks.try_fork, self._record, request))
+        attempt = partial(offloader.try_admission, partial(offloader.core.forks.try_fork, self._record, request))
         return self._entry().try_in_turn(request, attempt)
 
     def confirm(

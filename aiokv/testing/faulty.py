@@ -41,7 +41,7 @@ class FaultyBackend(PassingBackend):
 
     `fail`: the copy ends with an error. `refuse`: `submit` raises `CopyFailed`. `late`: the copy's end is seen only
     when its event has been asked `late_queries` times more. Which copies these are depends on `seed` and on the order
-    of `submit` alone. All methods belong to the loop's thread.
+    of `submit` alone. The threads are those of `Backend`.
     """
 
     __slots__ = (
