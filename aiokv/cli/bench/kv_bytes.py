@@ -37,7 +37,7 @@ class Verdict:
     wrong: int
 
 
-def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:  # "of tenant's tokens"
+def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:
     """The word of each token. A polynomial in the tokens before it, modulo 2**64, so that it takes no loop."""
     tokens = _mixed(np.asarray(token_ids, np.uint64) ^ _mixed(np.full(1, tenant, np.uint64)))
     powers, inverses = _powers(_FACTOR, len(tokens)), _powers(_INVERSE, len(tokens))
@@ -60,7 +60,7 @@ class KvBytes:
         """As `KVRuntime` takes them."""
         self._planes = {name: (pairs[name][0], pairs[name][1], singles[name]) for name in pairs}
 
-    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:  # group and its table
+    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:
         """Compute tokens `[start, stop)`; returns how many of them have no block to be written to."""
         tokens, slots = self._places(table, start=start, stop=stop)
         has_slot = slots != NULL_SLOT
@@ -119,7 +119,7 @@ def first_token_read(group: GroupSpec, *, length: int) -> int:
             raise ValueError(f"group {group.name!r} keeps no KV by position")
 
 
-def _powers(base: int, count: int) -> _Words:  # "base to the count"
+def _powers(base: int, count: int) -> _Words:
     powers = np.full(count, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)
