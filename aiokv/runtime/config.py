@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ class RuntimeConfig:
             raise ConfigError(f"geometry must be a CacheGeometry, not {self.geometry!r}")
         self._settings()
         self._stores()
-        if not is_number(self.close_grace_s) or not self.close_grace_s >= 0:
+        if not is_number(self.close_grace_s) or not 0 <= self.close_grace_s < math.inf:  # no wait is unbounded (law 8)
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")

@@ -255,7 +255,7 @@ class Offloader:
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
-        self._quiet = max(self._quiet - 1, 0)
+        self._quiet = max(self._quiet - 1, 0)  # `stop_intake` may have ended it before
         if not self._quiet:
             self.bridge.resume()
             self.schedule(self._serve)
