@@ -81,8 +81,12 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of signature and body; docstrings, its own and those of attributes, are free."""
-    docstrings = [node for node in function.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
-    return lines_of(function) - sum(map(lines_of, docstrings))
+    return lines_of(function) - sum(lines_of(statement) for statement in function.body if is_docstring(statement))
+
+
+def is_docstring(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def lines_of(statement: ast.stmt) -> int:
