@@ -13,8 +13,9 @@ from typing import final
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys
+from aiokv.model.numbers import is_whole
 from aiokv.model.plan import Deferred
-from aiokv.runtime.arguments import Prompt, check_name, check_whole, is_whole
+from aiokv.runtime.arguments import Prompt, check_name, check_whole
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import Entry
 from aiokv.runtime.hashing import KeyOptions, hash_in_slices, prepare_keys

@@ -1,30 +1,17 @@
-"""What callers hand over, checked before anything happens: numbers, names, tokens and what else is in their hashes.
-
-Truth values are integers in Python and no numbers here: `reserve_tokens=True` is a mistake that must not become 1.
-"""
+"""What callers hand over, checked before anything happens: counts, names, tokens and what else is in their hashes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
+from aiokv.model.numbers import is_whole
 from aiokv.model.tokens import TokenIds
 from aiokv.runtime.hashing import KeyOptions
 
-__all__ = ["Prompt", "check_name", "check_whole", "is_number", "is_whole"]
-
-
-def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an integer, of either sign."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is an integer or a float, infinite and undefined ones included."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+__all__ = ["Prompt", "check_name", "check_whole"]
 
 
 def check_whole(name: str, value: object, *, at_least: int = 0) -> None:

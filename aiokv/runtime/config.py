@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ from aiokv.backends.base import Backend
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
-from aiokv.runtime.arguments import is_number, is_whole
 from aiokv.runtime.config_file import Settings, parse_bytes
 
 __all__ = ["RuntimeConfig"]
@@ -64,7 +64,7 @@ class RuntimeConfig:
             raise ConfigError(f"geometry must be a CacheGeometry, not {self.geometry!r}")
         self._settings()
         self._stores()
-        if not is_number(self.close_grace_s) or not 0 <= self.close_grace_s < math.inf:  # no wait is unbounded (law 8)
+        if not is_number(self.close_grace_s) or not 0 <= self.close_grace_s <= sys.float_info.max:  # law 8
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")

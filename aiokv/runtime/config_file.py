@@ -8,8 +8,8 @@ misspelt setting never goes unnoticed. The result is a frozen value; nothing her
 from __future__ import annotations
 
 import difflib
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar, final
 
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
-from aiokv.runtime.arguments import is_number, is_whole
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -257,7 +257,7 @@ def _check_number(key: str, value: object) -> None:
 
 
 def _check_seconds(key: str, value: object) -> None:
-    if not is_number(value) or not 0.0 < value < math.inf:
+    if not is_number(value) or not 0.0 < value <= sys.float_info.max:
         raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
 
 

@@ -13,8 +13,8 @@ from typing import Final, final
 
 from aiokv.backends.base import Backend, DeviceEvent, EventStatus, WakeMode
 from aiokv.errors import ConfigError, CopyFailed
+from aiokv.model.numbers import is_number
 from aiokv.model.plan import CopyBatch
-from aiokv.runtime.arguments import is_number
 from aiokv.testing.passing_backend import PassingBackend
 
 __all__ = ["FaultyBackend", "InjectedFaults"]

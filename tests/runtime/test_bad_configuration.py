@@ -60,6 +60,7 @@ from tests.runtime.support import GEOMETRY, GROUP, config_of
         {"close_grace_s": "30"},
         {"close_grace_s": True},
         {"close_grace_s": float("inf")},
+        {"close_grace_s": 10**400},
     ],
     ids=str,
 )

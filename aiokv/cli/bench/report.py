@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from aiokv.cli.output import print_error, print_json, stdout
-from aiokv.runtime.arguments import is_number
+from aiokv.model.numbers import is_number
 
 __all__ = ["BenchReport", "conclude"]
 
