@@ -8,8 +8,8 @@ misspelt setting never goes unnoticed. The result is a frozen value; nothing her
 from __future__ import annotations
 
 import difflib
-import math
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -256,7 +256,7 @@ def _check_number(key: str, value: object) -> None:
 
 
 def _check_seconds(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= sys.float_info.max:
         raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
 
 

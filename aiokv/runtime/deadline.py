@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from typing import TypeVar, final
 
 from aiokv.errors import AcquireTimeout, UsageError
@@ -29,7 +30,7 @@ class Deadline:
             raise UsageError(f"timeout must be a number of seconds, zero or more, not {timeout!r}")
         self._loop = loop
         self._request_id = request_id
-        self._timeout = math.inf if timeout is None else float(timeout)
+        self._timeout = math.inf if timeout is None or timeout > sys.float_info.max else float(timeout)
         self._at = loop.time() + self._timeout
 
     async def wait(self, future: asyncio.Future[T]) -> T:

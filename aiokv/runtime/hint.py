@@ -72,12 +72,11 @@ class ResidenceHint:
     In recurrent groups that is so for requests that end their prefix where a state was captured.
     """
 
-    __slots__ = ("__weakref__", "_identity", "_is_closed", "_offloader", "_record")
+    __slots__ = ("__weakref__", "_is_closed", "_offloader", "_record")
 
-    def __init__(self, offloader: Offloader, record: HintRecord, *, identity: KeyOptions) -> None:
+    def __init__(self, offloader: Offloader, record: HintRecord) -> None:
         self._offloader = offloader
         self._record = record
-        self._identity = identity
         self._is_closed = False
 
     def __del__(self) -> None:
@@ -144,13 +143,15 @@ class ResidenceHint:
         `InvalidTransition` once it is released.
         """
         self._offloader.enter_for_intake()
-        identity = self._identity if media is None else KeyOptions(**{**self._identity, "media": media})
-        keys = _keys_of(self._offloader, token_ids, identity=identity)
-        if keys.identity != self._record.keys.identity:
+        own = self._record.keys
+        if not isinstance(token_ids, BlockKeys):
+            token_ids = own.sibling(token_ids, media=media)
+        elif media is not None:
+            raise UsageError("media belong to the BlockKeys: give them to kv.keys()")
+        if token_ids.identity != own.identity:
             raise UsageError("these tokens have another salt or adapter than the hint: keep another one")
-        if media is not None:
-            self._identity = identity
-        return self._hold(keys)
+        token_ids.hash_more(token_ids.num_blocks)
+        return self._hold(token_ids)
 
     def refresh(self) -> int | Declined:
         """Take hold again, of what is resident now: for a hint that was revoked, or that its quota stopped."""
@@ -179,17 +180,10 @@ class ResidenceHint:
 
 def keep(offloader: Offloader, request: HintRequest) -> ResidenceHint | Declined:
     """Take hold of what is resident of a prefix, and of what becomes so."""
-    keys = _keys_of(offloader, request.token_ids, identity=request.identity)
+    keys = request.token_ids
+    if not isinstance(keys, BlockKeys):
+        keys = BlockKeys(keys, hash_block_size=offloader.core.geometry.hash_block_size, **request.identity)
+    keys.hash_more(keys.num_blocks)
     record = offloader.core.hints.keep(keys, tenant=request.tenant, tier=request.tier, align=request.align)
     offloader.progress()
-    if isinstance(record, Declined):
-        return record
-    return ResidenceHint(offloader, record, identity=request.identity)
-
-
-def _keys_of(offloader: Offloader, token_ids: TokenIds | BlockKeys, *, identity: KeyOptions) -> BlockKeys:
-    """Hashed keys; the caller's own if they came as such."""
-    if not isinstance(token_ids, BlockKeys):
-        token_ids = BlockKeys(token_ids, hash_block_size=offloader.core.geometry.hash_block_size, **identity)
-    token_ids.hash_more(token_ids.num_blocks)
-    return token_ids
+    return record if isinstance(record, Declined) else ResidenceHint(offloader, record)

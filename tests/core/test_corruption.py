@@ -345,7 +345,8 @@ def test_the_same_corrupt_report_twice_counts_once_and_another_one_is_refused() 
     ("outcome", "copies"),
     [
         (CORRUPT, []), (CORRUPT, [5]), (CORRUPT, [-1]), (CORRUPT, [0, 5]), (CORRUPT, [True]), (CORRUPT, [1.0]),
-        (CORRUPT, "0"), (CORRUPT, [None]), (OK, [0]), (FAILED, [0]), (LOST, [0]), (Outcome.DROPPED, [0]),
+        (CORRUPT, "0"), (CORRUPT, [None]), (CORRUPT, None), (CORRUPT, 1), (CORRUPT, np.array([[0]])), (OK, None),
+        (OK, [0]), (FAILED, [0]), (LOST, [0]), (Outcome.DROPPED, [0]),
     ],
     ids=str,
 )  # fmt: skip
