@@ -174,8 +174,7 @@ class Admission:
                 sources=plan.load_sources,
                 targets=None,
                 owner=record.lease_id,
-                gpu_epoch=record.gpu_epoch,
-                cpu_epoch=record.cpu_epoch,
+                epochs=record.epochs,
                 waiters={record.lease_id},
             )
             world.inflight.add(transfer)

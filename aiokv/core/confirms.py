@@ -22,7 +22,7 @@ from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
-from aiokv.errors import InvalidTransition, UsageError
+from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
 __all__ = ["Confirms"]
@@ -76,9 +76,7 @@ class Confirms:
             self._give_back(record)
 
     def _check(self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None) -> None:
-        if record.state is not LeaseState.READY:
-            name = f"the lease of request {record.request.request_id!r}"
-            raise InvalidTransition(name, state=record.state.value, event="be confirmed")
+        record.check_ready("be confirmed")
         room = min(record.capacity_tokens)
         if not 0 <= num_tokens <= min(record.keys.num_tokens, room):
             known = record.keys.num_tokens

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
 from aiokv.core.watching import ChangedHolders
-from aiokv.errors import InvalidTransition
 from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
@@ -45,13 +45,15 @@ class HintEvent(Enum):
     RELEASE = "be released"
 
 
-_NEXT: Final = {
-    (HintState.HELD, HintEvent.HOLD): HintState.HELD,
-    (HintState.REVOKED, HintEvent.HOLD): HintState.HELD,
-    (HintState.HELD, HintEvent.REVOKE): HintState.REVOKED,
-    (HintState.HELD, HintEvent.RELEASE): HintState.RELEASED,
-    (HintState.REVOKED, HintEvent.RELEASE): HintState.RELEASED,
-}
+_LIFE: Final = LifeCycle(
+    {
+        (HintState.HELD, HintEvent.HOLD): HintState.HELD,
+        (HintState.REVOKED, HintEvent.HOLD): HintState.HELD,
+        (HintState.HELD, HintEvent.REVOKE): HintState.REVOKED,
+        (HintState.HELD, HintEvent.RELEASE): HintState.RELEASED,
+        (HintState.REVOKED, HintEvent.RELEASE): HintState.RELEASED,
+    }
+)
 
 _NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
@@ -92,11 +94,7 @@ class HintRecord:
 
     def check(self, event: HintEvent) -> HintState:
         """The state after `event`; `InvalidTransition` if there is none."""
-        try:
-            return _NEXT[self.state, event]
-        except KeyError:
-            name = f"residence hint {self.hint_id}"
-            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        return _LIFE.find_next(self.state, event, subject=f"residence hint {self.hint_id}")
 
     def advance(self, event: HintEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""

@@ -20,7 +20,7 @@ from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool_audit import PoolAudit
 from aiokv.core.world import World
-from aiokv.model.ids import Direction, SlotArray, Tier
+from aiokv.model.ids import SlotArray, Tier
 
 __all__ = ["HolderAudit"]
 
@@ -53,13 +53,13 @@ class _Copies:
 
     def sources(self, tier: Tier) -> SlotArray:
         """Those that it read in this tier."""
-        if self.transfer is None or _tiers_of(self.transfer)[0] is not tier:
+        if self.transfer is None or self.transfer.direction.source_tier is not tier:
             return _NO_SLOTS
         return self.transfer.sources[: self.open_copies]
 
     def targets(self, tier: Tier) -> SlotArray:
         """Those that it wrote in this tier, once they were named."""
-        if self.transfer is None or not self.has_targets or _tiers_of(self.transfer)[1] is not tier:
+        if self.transfer is None or not self.has_targets or self.transfer.direction.target_tier is not tier:
             return _NO_SLOTS
         return self.transfer.bound_targets[: self.open_copies]
 
@@ -169,7 +169,8 @@ class HolderAudit:
         before = self._copies.pop(transfer_id, None) or _Copies()
         now = _Copies()
         if transfer is not None:
-            tiers = _tiers_of(transfer) if transfer.targets is not None else _tiers_of(transfer)[:1]
+            way = transfer.direction
+            tiers = (way.source_tier, way.target_tier) if transfer.targets is not None else (way.source_tier,)
             now = _Copies(
                 transfer=transfer,
                 open_copies=transfer.open_copies,
@@ -204,11 +205,6 @@ class HolderAudit:
 
 def _copy_tables(record: LeaseRecord) -> list[SlotArray]:
     return [table.view().copy() for table in (*record.tables, *record.state_slots.values())]
-
-
-def _tiers_of(transfer: Transfer) -> tuple[Tier, Tier]:
-    """Where it reads, and where it writes."""
-    return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
 
 
 def _held_by(view: LeaseView, blocks: int) -> Holding:

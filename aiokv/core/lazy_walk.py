@@ -109,7 +109,7 @@ class LazyWalk:
     def _count_missing(self) -> int:
         """How many of the coldest slots must have a copy."""
         gpu, target = self._world.gpu, self.target
-        ahead = gpu.free_count - gpu.claimed_count + self._queue.cold_blocks
+        ahead = gpu.free_count - gpu.claimed_count + self._world.inflight.cold_blocks
         return max(target + target // _SLACK - ahead, 0)
 
     def _cover(self, slots: SlotArray) -> None:

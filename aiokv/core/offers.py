@@ -20,7 +20,7 @@ from typing import Protocol, final
 import numpy as np
 
 from aiokv.core.block_names import KeyedBlocks, digests_at
-from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseState
+from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
 from aiokv.core.slices import SLICE_PARTS, Job
@@ -153,7 +153,7 @@ class Offers:
         order = StoreOrder(
             blocks=KeyedBlocks(keys=offer.keys.copy(), group=offer.group, positions=positions),
             sources=slots,
-            epochs=Epochs(record.gpu_epoch, record.cpu_epoch),
+            epochs=record.epochs,
             owner=record.lease_id,
             after=offer.after,
         )

@@ -18,12 +18,14 @@ from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
+from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
-from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
+from aiokv.core.pool_values import Epochs
+from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -140,12 +142,6 @@ class World:
             size, expected = keys.hash_block_size, self.geometry.hash_block_size
             raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
 
-    def forget_store(self, transfer: Transfer) -> None:
-        """Tell those who want a store, where they still live, that it has ended."""
-        for lease_id in transfer.waiters:
-            if lease_id in self.leases:
-                self.leases.find(lease_id).storing.discard(transfer.transfer_id)
-
     def pool(self, tier: Tier) -> Pool | None:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
         return self.gpu if tier is Tier.GPU else self.cpu
@@ -216,6 +212,21 @@ class World:
         if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
             self.lost_copies.append(evicted)
 
+    def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
+        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
+        tier = transfer.direction.target_tier
+        targets = transfer.bound_targets
+        for stop in range(len(transfer), 0, -self.slice_blocks):
+            start = max(stop - self.slice_blocks, 0)
+            if outcome is Outcome.OK and self.may_copy(transfer):
+                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop))
+            if outcome is Outcome.LOST:
+                self.quarantine(transfer, start=start, stop=stop)
+            self.end_copies(transfer, start=start, stop=stop)
+            if start:
+                yield
+        self.inflight.remove(transfer)
+
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
         slots = transfer.slots(Tier.GPU)[start:stop][::-1]
@@ -259,11 +270,11 @@ class World:
 
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
-        return record.gpu_epoch == self.gpu.epoch
+        return record.epochs.gpu == self.gpu.epoch
 
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
-        return self.cpu is not None and (holder.gpu_epoch, holder.cpu_epoch) == (self.gpu.epoch, self.cpu.epoch)
+        return self.cpu is not None and holder.epochs == self.epochs
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
         self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)
