@@ -81,7 +81,7 @@ class HintRecord:
         self.align = align
         self.state = HintState.HELD
         self.length = 0
-        """Tokens of the prefix that are held: a multiple of the alignment."""
+        """Tokens of the prefix that are held: a multiple of the alignment; 0 after a loss, until looked at again."""
         self.is_whole = False
         """Whether no longer part of the prefix could be held."""
         self.slots = _NO_SLOTS
@@ -235,9 +235,12 @@ class HintTable:
                 self.due.update(by_word[word])
 
     def note_losses(self, tier: Tier, slots: SlotArray) -> None:
-        """These slots have lost their blocks while they were pinned: who holds one of them is due."""
+        """These slots have lost their blocks while they were pinned: who holds one is due, and vouches for no token."""
         if len(self.held[tier].places(slots)):
-            self.due.update({r.hint_id: r for r in self.live.values() if r.tier is tier and _meet(r.slots, slots)})
+            for record in self.live.values():
+                if record.tier is tier and _meet(record.slots, slots):
+                    record.length, record.is_whole = 0, False
+                    self.due[record.hint_id] = record
 
     # What a hint is worth.
 

@@ -134,6 +134,7 @@ class LeaseRecord:
         "failed",
         "given_back",
         "hit",
+        "is_bare",
         "is_finishing",
         "keys",
         "lease_id",
@@ -182,8 +183,7 @@ class LeaseRecord:
         self.capacity_tokens = [group.capacity_tokens for group in groups]
         self.loaded = [group.is_loaded for group in groups]
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
-        self.hit = hit
-        self.delivered = hit
+        self.hit = self.delivered = hit
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
@@ -194,11 +194,12 @@ class LeaseRecord:
         self.leaving: SlotArray = _NO_SLOTS
         """Slots of an old prefix that it still pins, in eviction order: until all its claims have names, so that
         none of them is named anew for it."""
+        self.is_bare = False
+        """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""
-        self.confirmed = length
-        self.publish_limit = length
+        self.confirmed = self.publish_limit = length
         self.registered = [length // group.block_size for group in groups]
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)

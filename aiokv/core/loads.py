@@ -11,7 +11,8 @@ Rules
 - The plan, its pins and its claims are one step; the claims are named in slices, load targets first. Until all have
   names the lease keeps its pins on what it dropped.
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
-  that wait for each other's slots do not stop each other where one of them could go on.
+  that wait for each other's slots do not stop each other where one of them could go on. Where none could, and there
+  is no other lease, the last of them gives all back, then the one before it: the first goes on.
 
 State: leases whose loads have failed and that are to be planned again; those whose new plan waits for capacity. Oldest
 first; one that was released meanwhile is passed over.
@@ -32,7 +33,7 @@ from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import find_residency
 from aiokv.core.planner import AcquirePlan, plan_acquire
-from aiokv.core.prefix_change import PrefixChange, plan_change
+from aiokv.core.prefix_changes import PrefixChange, plan_change
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
@@ -104,6 +105,8 @@ class Loads:
             if self._failed:
                 yield
         self._is_replanning = False
+        if self._is_standstill():
+            self.retry_replans()
 
     def _retrying(self) -> Job:
         """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
@@ -116,6 +119,7 @@ class Loads:
                     self._replans.remove(record)
                     yield from self._naming(record)
                 yield
+            self._must_retry = self._must_retry or self._break_standstill()
         self._is_retrying = False
 
     def _naming(self, record: LeaseRecord) -> Job:
@@ -126,6 +130,25 @@ class Loads:
 
     def _is_long_to_name(self, record: LeaseRecord) -> bool:
         return record.unnamed_claims > self._world.slice_blocks // _BESIDE_A_PLAN
+
+    def _is_standstill(self) -> bool:
+        """Whether all leases that there are wait for each other's slots: none gives any back by itself."""
+        waiting = sum(record.state is LeaseState.HELD for record in self._replans)
+        return waiting > 1 and waiting == len(self._world.leases)
+
+    def _break_standstill(self) -> bool:
+        """The one that came last gives back what it holds, and waits for all of it. False if nobody needs to or can."""
+        if not self._is_standstill():
+            return False
+        _, *others = (record for record in self._replans if record.state is LeaseState.HELD)
+        last = next((record for record in reversed(others) if not record.is_bare), None)
+        if last is None:
+            return False
+        self._admission.finish_naming(last)
+        for table in last.tables:
+            self._world.unpin_gpu(table.take_range(0, len(table))[::-1])
+        last.is_bare = True
+        return True
 
     def _is_first(self, record: LeaseRecord) -> bool:
         """Whether no other lease has waited for capacity longer."""
@@ -270,6 +293,7 @@ class Loads:
             covered=spans,
         )
         record.replans += 1
+        record.is_bare = False
         record.failed.clear()
         if not record.waiting:
             self._settle(record)

@@ -1,8 +1,4 @@
-"""What becomes of the block tables of a lease whose prefix is planned again. Pure.
-
-Rules: a hit that stays where it is keeps its pin; everything else of the old prefix is dropped, and every position that
-must be computed now is claimed anew, as what could be found is never written.
-"""
+"""What a new plan changes in the block table of a lease. Pure."""
 
 from __future__ import annotations
 
@@ -28,13 +24,13 @@ class PrefixChange:
     stop: int
     """Positions that the table has then; it keeps those of the old prefix at least."""
     old_blocks: int
-    """Positions `[0, old_blocks)` are bound anew."""
+    """Positions `[0, old_blocks)` are bound anew: those of the old prefix, or the whole table of a bare lease."""
     fresh_slots: SlotArray
     """GPU hits that the lease does not hold yet."""
     dropped_slots: SlotArray
     """What it holds and needs no more, by ascending position."""
     recomputed: IntArray
-    """Positions below the old prefix that get an empty slot."""
+    """Positions of those that get an empty slot."""
     loads: int
 
     @property
@@ -44,9 +40,10 @@ class PrefixChange:
 
 
 def plan_change(record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> PrefixChange:
-    """The change of group `index` under its part of a new plan, with room for `room` tokens; all claims have names."""
+    """What group `index` of a lease gives up, keeps and takes if `plan` replaces what it has."""
     block = record.block_sizes[index]
-    stop, old_blocks = -(-room // block), record.length // block
+    stop = -(-room // block)
+    old_blocks = len(record.tables[index]) if record.is_bare else record.length // block
     slots = record.tables[index].view().copy()
     is_kept = slots[plan.hit_positions] == plan.hit_slots
     slots[plan.hit_positions[is_kept]] = NULL_SLOT
