@@ -32,8 +32,8 @@ SLICE_SLOTS: Final = 1024
 """Slots looked at in one slice: about 0.3 ms of the loop's thread."""
 _AT_ONCE: Final = 1 << 16
 _PATIENCE: Final = 64
-"""Slices that follow what has changed after the first pass; slices in a row that holders may keep for themselves,
-beside one for each that there was in the beginning."""
+"""Slices that follow what has changed after the first pass. Also how many slices in a row may go by in which holders
+leave no time for slots, before slices grow; in the beginning one more for each holder that there is."""
 
 
 @final

@@ -10,8 +10,9 @@ Rules
 - A tenant's hints hold at most its quota of each pool; a block that several of them hold counts once.
 - What a hint waits for is looked up when the first missing block of a full group becomes resident (of the other groups
   where no full group misses one), in a later slice; if the quota is used up by then, it holds what it held.
-- A block that was lost in a copy, or is corrupt, is let go, whether there is room for what else a shorter prefix needs
-  or not.
+- When a block that it holds is lost in a copy, or is corrupt, it vouches for nothing from that step on, until a later
+  slice has found what is left of the prefix. It lets the lost block go, whether there is room for what else a shorter
+  prefix needs or not.
 - It never takes a slot that was promised to a request.
 
 State: that of `World.hints`.
@@ -227,7 +228,7 @@ class Hints:
         world.hints.wait_for(record, found.wanted)
 
     def _usable(self, tier: Tier) -> Pool | None:
-        return self._world.gpu if tier is Tier.GPU else self._world.cpu_index
+        return self._world.gpu if tier is Tier.GPU else self._world.usable_cpu
 
     def _find(self, keys: BlockKeys, *, tier: Tier, align: int) -> _Found:
         """What a tier holds of a prefix. It may end at the last token known: whoever extends it has more."""

@@ -18,6 +18,7 @@ first; one that was released meanwhile is passed over.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -33,7 +34,7 @@ from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, BoolArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, RecurrentState
 
@@ -62,19 +63,9 @@ class Loads:
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
         world = self._world
-        targets = transfer.bound_targets
         if outcome is not Outcome.OK:
             world.inflight.hide(transfer)
-        for stop in range(len(transfer), 0, -self._world.slice_blocks):
-            start = max(stop - self._world.slice_blocks, 0)
-            if outcome is Outcome.OK and world.may_copy(transfer):
-                world.register(Tier.GPU, targets[start:stop], blocks=transfer.blocks(start, stop))
-            if outcome is Outcome.LOST:
-                world.quarantine(transfer, start=start, stop=stop)
-            world.end_copies(transfer, start=start, stop=stop)
-            if start:
-                yield
-        world.inflight.remove(transfer)
+        yield from world.ending(transfer, outcome)
         for lease_id in sorted(transfer.waiters):
             self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
         yield from self._replanning()
@@ -142,14 +133,19 @@ class Loads:
             capacity=world.usable_gpu_slots,
         )
         changes = [
-            _PrefixChange(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
+            _plan_change(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
             for i, group in enumerate(plan.groups)
         ]
         needed = self._count_needed(changes)
         spare = sum(world.count_last_pins(change.dropped_slots) for change in changes)
         if not self._make_room(record, changes, lacking=needed - spare):
             return False
-        self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
+        if needed <= world.gpu.available:  # new slots are named before old ones are free to be
+            self._take(record, plan, changes=changes)
+            self._drop(changes)
+        else:  # there are no others
+            self._drop(changes)
+            self._take(record, plan, changes=changes)
         self._revise(record, plan, failed=failed)
         return True
 
@@ -178,22 +174,17 @@ class Loads:
         fresh = np.concatenate([change.fresh_slots for change in changes])
         return sum(change.claims for change in changes) + self._world.gpu.count_unpinned(fresh)
 
-    def _swap(
-        self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange], gives_back_first: bool
-    ) -> None:
-        """Exchange the prefix. New slots are named before old ones are free to be, unless there are no others."""
+    def _take(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
+        """Pin, claim and name what the new prefix has and the old one had not."""
         world = self._world
-        if gives_back_first:
-            self._drop(changes)
         world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(sum(change.claims for change in changes))
         self._rebind(record, plan, changes=changes)
-        if not gives_back_first:
-            self._drop(changes)
 
     def _drop(self, changes: list[_PrefixChange]) -> None:
+        """Let go of what the old prefix had and the new one has not; the tables are bound anew by `_take`."""
         for change in changes:
             self._world.unpin_gpu(change.dropped_slots[::-1])
 
@@ -231,7 +222,7 @@ class Loads:
             num_tokens=record.request.prompt_tokens,
             length=plan.length,
             loads=record.loaded,
-            covered=[(span.start, span.stop) for span in spans],
+            covered=spans,
         )
         record.replans += 1
         record.failed.clear()
@@ -247,7 +238,7 @@ class Loads:
             world.geometry,
             record.keys,
             gpu=world.gpu,
-            cpu=world.cpu_index if record.replans == 0 else None,
+            cpu=world.usable_cpu if record.replans == 0 else None,
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
@@ -262,33 +253,49 @@ class Loads:
         return Residency(length=length, groups=groups)
 
 
-@final
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _PrefixChange:
     """How one group's table changes when a lease is planned again: positions below the old prefix, and those for which
     there is no room any more.
     """
 
-    __slots__ = ("dropped_slots", "fresh_slots", "loads", "old_blocks", "recomputed", "room", "stop")
-
-    def __init__(self, record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> None:
-        block = record.block_sizes[index]
-        self.room = room
-        self.stop = -(-room // block)
-        self.old_blocks = record.length // block
-        before = record.tables[index].view().copy()
-        kept = before[plan.hit_positions] == plan.hit_slots
-        self.fresh_slots = plan.hit_slots[~kept]
-        before[plan.hit_positions[kept]] = NULL_SLOT
-        before[self.old_blocks : self.stop] = NULL_SLOT
-        self.dropped_slots = before[before != NULL_SLOT]
-        stop = 0 if plan.state_claims else min(self.old_blocks, self.stop)
-        self.recomputed = np.arange(plan.claim_start, stop, dtype=np.int64)
-        self.loads = len(plan.load_positions)
+    room: int
+    """Tokens that the group has room for then."""
+    stop: int
+    """Positions that the table has then; it keeps those of the old prefix at least."""
+    old_blocks: int
+    """Positions `[0, old_blocks)` are bound anew."""
+    fresh_slots: SlotArray
+    """GPU hits that the lease does not hold yet."""
+    dropped_slots: SlotArray
+    """What it holds and needs no more, by ascending position."""
+    recomputed: IntArray
+    """Positions below the old prefix that get an empty slot."""
+    loads: int
 
     @property
     def claims(self) -> int:
         """New slots: load targets and positions that must be computed now."""
         return self.loads + len(self.recomputed)
+
+
+def _plan_change(record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> _PrefixChange:
+    block = record.block_sizes[index]
+    stop, old_blocks = -(-room // block), record.length // block
+    slots = record.tables[index].view().copy()
+    is_kept = slots[plan.hit_positions] == plan.hit_slots
+    slots[plan.hit_positions[is_kept]] = NULL_SLOT
+    slots[old_blocks:stop] = NULL_SLOT
+    recomputed_stop = 0 if plan.state_claims else min(old_blocks, stop)
+    return _PrefixChange(
+        room=room,
+        stop=stop,
+        old_blocks=old_blocks,
+        fresh_slots=plan.hit_slots[~is_kept],
+        dropped_slots=slots[slots != NULL_SLOT],
+        recomputed=np.arange(plan.claim_start, recomputed_stop, dtype=np.int64),
+        loads=len(plan.load_positions),
+    )
 
 
 def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:

@@ -121,7 +121,10 @@ class ResidenceHint:
 
     @property
     def held_tokens(self) -> int:
-        """Leading tokens that it holds now; they grow by themselves as blocks of the prefix become resident."""
+        """Leading tokens that it holds now; they grow by themselves as blocks of the prefix become resident.
+
+        0 for a moment after a block was lost, to a wrong checksum say, until the rest has been looked at.
+        """
         return self._record.length
 
     @property

@@ -488,7 +488,7 @@ def test_a_lost_block_is_let_go_though_nothing_else_can_be_held() -> None:
     h.confirm(busy, 8)
     h.end(store, Outcome.LOST)
     h.run_slice()
-    assert hint.length == 20
+    assert len(hint.slots) == 7
     rival = h.acquire(2, 1, reserve_tokens=8)
     assert isinstance(rival, LeaseRecord)
     h.run_slices()
@@ -497,6 +497,43 @@ def test_a_lost_block_is_let_go_though_nothing_else_can_be_held() -> None:
     h.release(busy)
     h.release(rival)
     end(h, hint)
+
+
+def test_from_the_report_of_a_loss_on_a_hint_vouches_for_no_more_than_a_request_hits() -> None:
+    """A request that comes before the next slice hits less than was held; the hint must not say otherwise."""
+    h = host(cpu=20)
+    h.place(0, range(4), tier=CPU)
+    hint = keep(h, 16, tier=CPU)
+    record = h.admit(0, 17)
+    h.submit_all()
+    h.report(h.running[0], 0, outcome=Outcome.CORRUPT, corrupt=(1,))
+    other = h.acquire(0, 17)
+    assert isinstance(other, LeaseRecord)
+    assert hint.length <= other.length == 4
+    assert not hint.is_whole
+    h.run_slices()
+    assert hint.length == 4
+    h.release(record)
+    h.release(other)
+    end(h, hint)
+
+
+def test_hints_that_lost_a_block_find_room_for_what_is_left_when_all_have_let_go() -> None:
+    """The shorter prefix needs other blocks of the window; the quota is counted while a second hint holds the old."""
+    h = host(FULL, WINDOW, cpu=20, quota=0.5)
+    h.place(0, range(8), tier=CPU)
+    h.place(0, range(8), tier=CPU, group=1)
+    hints = [keep(h, 32, tier=CPU), keep(h, 32, tier=CPU)]
+    record = h.admit(0, 33)
+    h.submit_all()
+    h.report(h.running[0], 0, outcome=Outcome.CORRUPT, corrupt=(5,))
+    h.run_slices()
+    h.check()
+    assert [(hint.length, len(hint.slots)) for hint in hints] == [(20, 7), (20, 7)]
+    assert h.cache.hints.update(hints[0], h.keys(0, 32)) == 20
+    h.check()
+    h.release(record)
+    end(h, *hints)
 
 
 def test_the_cpu_tier_stores_around_what_is_kept() -> None:

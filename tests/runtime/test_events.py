@@ -139,3 +139,12 @@ async def test_a_cancelled_reader_changes_nothing() -> None:
         make_resident(kv, range(_BLOCK), {"full": "g"})
         await kv.drain()
         assert isinstance(await anext(stream), BlockStored)
+
+
+async def test_a_reader_that_has_left_gets_nothing_of_what_comes_later() -> None:
+    """What it had not read yet it may still read; then it is told of the end."""
+    async with KVRuntime(_config()) as kv:
+        async with kv.events() as stream:
+            make_resident(kv, range(_BLOCK), {"full": "g"})
+        make_resident(kv, range(500, 500 + _BLOCK), {"full": "g"})
+        assert [type(event) async for event in stream] == [BlockStored]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aiokv.backends.base import BackendLayout
+from aiokv.backends.base import BackendLayout, WakeMode
 from aiokv.backends.host import HostBackend, HostEvent
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.kv_bytes import KvBytes
@@ -24,10 +25,10 @@ class PassingBackend:
 
     __slots__ = ("inner", "name", "wake_mode")
 
-    def __init__(self, inner: HostBackend) -> None:
+    def __init__(self, inner: HostBackend | PassingBackend) -> None:
         self.inner = inner
-        self.name = inner.name
-        self.wake_mode = inner.wake_mode
+        self.name: str = inner.name
+        self.wake_mode: WakeMode = inner.wake_mode
 
     def open(self, layout: BackendLayout) -> None:
         """See `Backend`."""
@@ -53,6 +54,10 @@ class PassingBackend:
         """See `Backend`."""
         return self.inner.close(deadline_s=deadline_s)
 
+    def cpu_slot(self, slot: int) -> NDArray[np.uint8]:
+        """See `HostBackend`."""
+        return self.inner.cpu_slot(slot)
+
 
 @final
 class PoisoningBackend(PassingBackend):
@@ -64,7 +69,7 @@ class PoisoningBackend(PassingBackend):
 
     __slots__ = ("_memory", "_meter")
 
-    def __init__(self, inner: HostBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
+    def __init__(self, inner: HostBackend | PassingBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
         super().__init__(inner)
         self._memory = memory
         self._meter = meter
