@@ -132,6 +132,7 @@ class LeaseRecord:
         "failed",
         "given_back",
         "hit",
+        "is_bare",
         "is_finishing",
         "keys",
         "lease_id",
@@ -188,6 +189,8 @@ class LeaseRecord:
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
+        self.is_bare = False
+        """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""

@@ -47,7 +47,7 @@ _OUTCOMES: Final = {
 
 @final
 class _FailureReport:
-    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that a backend is lost, once."""
+    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that the backend is lost, once."""
 
     __slots__ = ("_is_lost", "_next_at", "_unreported")
 
@@ -56,13 +56,13 @@ class _FailureReport:
         self._unreported = 0
         self._is_lost = False
 
-    def failed(self, transfer: Transfer, detail: str, *, is_lost: bool) -> None:
-        """One transfer did not end well."""
-        if is_lost:
-            self.lost(detail)
+    def failed(self, transfer: Transfer, detail: str, *, outcome: Outcome) -> None:
+        """One transfer did not end well; where it is LOST, the backend is."""
         self._unreported += 1
         now = time.monotonic()
-        if not is_lost and now >= self._next_at:
+        if outcome is Outcome.LOST:
+            self.lost(detail)
+        elif now >= self._next_at:
             self._next_at = now + _REPORT_INTERVAL_S
             count, self._unreported = self._unreported, 0
             _log.warning("%d transfers failed, the last a %s: %s", count, transfer.direction.value, detail)
@@ -137,7 +137,7 @@ class TransferRunner:
         running = self._running.get(transfer_id)
         self._core.report(transfer_id, rank, outcome, corrupt=corrupt)
         if running is not None and outcome is not Outcome.OK:
-            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", is_lost=outcome is Outcome.LOST)
+            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", outcome=outcome)
         if running is not None:
             self._end_if_reported(running)
         self._carry_on()
@@ -202,9 +202,10 @@ class TransferRunner:
             event = self._backend.submit(batch)
         except (CopyFailed, BackendLost) as error:
             # Nothing was started on any rank, so the slots are as they were; a lost backend is not tried again.
-            if isinstance(error, BackendLost):
+            is_lost = isinstance(error, BackendLost)
+            if is_lost:
                 self._core.lose_backend()
-            self._report.failed(transfer, str(error), is_lost=isinstance(error, BackendLost))
+            self._report.failed(transfer, str(error), outcome=Outcome.LOST if is_lost else Outcome.FAILED)
             self._core.complete(transfer.transfer_id, Outcome.FAILED)
             return
         num_bytes = len(batch) * self._backend.block_bytes(group)
@@ -229,7 +230,7 @@ class TransferRunner:
         if outcome is Outcome.CORRUPT and not copies:
             outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same
         if status is not EventStatus.DONE:
-            self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
+            self._report.failed(transfer, detail, outcome=outcome)
         for rank in self._outlet.local_ranks:
             self._core.report(transfer.transfer_id, rank, outcome, corrupt=copies)
         self._end_if_reported(running)
