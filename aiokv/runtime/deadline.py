@@ -29,7 +29,7 @@ class Deadline:
             raise UsageError(f"timeout must be a number of seconds, zero or more, not {timeout!r}")
         self._loop = loop
         self._request_id = request_id
-        self._timeout = math.inf if timeout is None else float(timeout)
+        self._timeout = _seconds(timeout)
         self._at = loop.time() + self._timeout
 
     async def wait(self, future: asyncio.Future[T]) -> T:
@@ -45,3 +45,11 @@ class Deadline:
     def _expire(self, future: asyncio.Future[T]) -> None:
         if not future.done():
             future.set_exception(AcquireTimeout(self._request_id, timeout=self._timeout))
+
+
+def _seconds(timeout: float | None) -> float:
+    """A whole number too large for a float is never reached either."""
+    try:
+        return math.inf if timeout is None else float(timeout)
+    except OverflowError:
+        return math.inf

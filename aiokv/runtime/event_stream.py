@@ -7,6 +7,7 @@ import weakref
 from functools import partial
 from typing import Self, final
 
+from aiokv.errors import UsageError
 from aiokv.model.events import CacheEvent
 from aiokv.observe.publisher import Subscription
 from aiokv.runtime.offload import Offloader
@@ -25,6 +26,8 @@ class EventStream:
     __slots__ = ("__weakref__", "_offloader", "_subscription", "_waiter")
 
     def __init__(self, offloader: Offloader, *, backlog: int) -> None:
+        if not isinstance(backlog, int) or isinstance(backlog, bool) or backlog < 1:
+            raise UsageError(f"backlog must be a whole number of at least 1, not {backlog!r}")
         self._offloader = offloader
         self._waiter: asyncio.Future[None] | None = None
         self._subscription = Subscription(on_change=partial(_wake, weakref.ref(self)), backlog=backlog)
@@ -56,6 +59,8 @@ class EventStream:
         return self._subscription.take()
 
     async def _next_change(self) -> None:
+        if self._waiter is not None:
+            raise UsageError("a stream of events has one reader: another task is waiting for them")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiokv import CacheGeometry, FullAttention, KVRuntime, RuntimeConfig, SlidingWindow, Tier
+from aiokv import CacheGeometry, FullAttention, KVRuntime, RuntimeConfig, SlidingWindow, Tier, UsageError
 from aiokv.model.events import BlockRemoved, BlockStored, CacheEvent, EventsDropped, TierCleared
 from aiokv.runtime.event_stream import EventStream
 from aiokv.testing import FakeBackend, evict, make_resident
@@ -139,3 +139,30 @@ async def test_a_cancelled_reader_changes_nothing() -> None:
         make_resident(kv, range(_BLOCK), {"full": "g"})
         await kv.drain()
         assert isinstance(await anext(stream), BlockStored)
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+async def test_a_stream_of_a_closed_runtime_ends_at_once(made: str) -> None:
+    """Nobody waits for events that cannot come."""
+    kv = KVRuntime(_config())
+    await kv.open()
+    stream = kv.events()
+    await kv.aclose()
+    if made == "after":
+        stream = kv.events()
+    seen: list[CacheEvent] = []
+    await asyncio.wait_for(_collect(stream, seen), 10.0)
+    async with stream as entered:
+        assert entered.take() == seen == []
+
+
+async def test_a_second_reader_of_a_stream_is_told_that_there_is_one() -> None:
+    """Else one of the two would wait for ever; another stream serves another reader."""
+    async with KVRuntime(_config()) as kv, kv.events() as stream, kv.events() as other:
+        first: asyncio.Future[CacheEvent] = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="another task"):
+            await anext(stream)
+        make_resident(kv, range(_BLOCK), {"full": "g"})
+        await kv.drain()
+        assert await asyncio.wait_for(first, 10.0) == await anext(other)
