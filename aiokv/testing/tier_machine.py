@@ -141,7 +141,7 @@ class TierMachine(RuleBasedStateMachine):
         self.host.check()
 
     def teardown(self) -> None:
-        """Everything is given back in the end. After a step that failed nobody asks: the answer would hide that step."""
+        """Everything is given back in the end. After a failed step nobody asks: the answer would hide that step."""
         if hasattr(self, "host"):
             try:
                 if not self._has_failed():
