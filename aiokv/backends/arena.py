@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from aiokv.backends.base import BackendLayout
 from aiokv.backends.strides import Fragment, TensorView, find_fragments, require_shared_blocks_agree, view_tensor
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_whole
 from aiokv.model.plan import Checksum
 from aiokv.model.spec import CacheGeometry, GroupSpec, RecurrentState
 
@@ -118,7 +119,7 @@ class CpuArena:
 
 
 def _require_count(name: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+    if not is_whole(value) or value < at_least:
         raise ConfigError(f"{name} must be an integer of at least {at_least}, not {value!r}")
 
 

@@ -6,10 +6,9 @@ target, and a slot reused while a copy that touches it still runs are all `Usage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Final, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from aiokv.model.plan import CopyBatch
 __all__ = ["CopyDirection", "FakeBackend", "FakeCopy"]
 
 CopyDirection = Literal["load", "store"]
-
-_SOURCE_TIER: Final[Mapping[Direction, Tier]] = MappingProxyType({Direction.LOAD: Tier.CPU, Direction.STORE: Tier.GPU})
-_TARGET_TIER: Final[Mapping[Direction, Tier]] = MappingProxyType({Direction.LOAD: Tier.GPU, Direction.STORE: Tier.CPU})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,8 +235,8 @@ class FakeBackend:
         run = _Running(batch=own)
         self._history.append(run)
         self._running.append(run)
-        self._traffic[_SOURCE_TIER[batch.direction]].begin(reads=batch.source_blocks)
-        self._traffic[_TARGET_TIER[batch.direction]].begin(writes=batch.target_blocks)
+        self._traffic[batch.direction.source_tier].begin(reads=batch.source_blocks)
+        self._traffic[batch.direction.target_tier].begin(writes=batch.target_blocks)
         if not self._manual:
             self.complete_all()
         return run.event
@@ -269,7 +265,7 @@ class FakeBackend:
             self._next_error = None
             raise error
         self._layout.geometry.group_index(batch.group)
-        source, target = _SOURCE_TIER[batch.direction], _TARGET_TIER[batch.direction]
+        source, target = batch.direction.source_tier, batch.direction.target_tier
         self._traffic[source].check(batch.source_blocks, what=source.value)
         self._traffic[target].check(batch.target_blocks, what=target.value)
         self._traffic[source].check_readable(batch.source_blocks, what=source.value)
@@ -296,8 +292,8 @@ class FakeBackend:
         if not ended:
             return
         for run in ended:
-            self._traffic[_SOURCE_TIER[run.batch.direction]].end(reads=run.batch.source_blocks)
-            self._traffic[_TARGET_TIER[run.batch.direction]].end(writes=run.batch.target_blocks)
+            self._traffic[run.batch.direction.source_tier].end(reads=run.batch.source_blocks)
+            self._traffic[run.batch.direction.target_tier].end(writes=run.batch.target_blocks)
             run.event.end(status, detail=detail, corrupt=corrupt)
         self._ring()
 

@@ -113,11 +113,9 @@ class CopyMap:
             self._lists = self.source.tolist(), self.target.tolist()
         return self._lists
 
-    def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Per run: its first source slot, its first target slot, its length."""
-        sources, targets = self.as_lists()
-        for start, stop in pairwise((*self._run_starts, len(self))):
-            yield sources[start], targets[start], stop - start
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """Where runs begin and end among the copies, half-open."""
+        return pairwise((*self._run_starts, len(self)))
 
 
 def cut_lanes(fragments: Iterable[Fragment], *, gpu_blocks: int, cpu_rows: ByteRows) -> tuple[Lane, ...]:
@@ -178,11 +176,12 @@ def _copy_rows(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterat
 def _copy_runs(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
     most = STEP_BYTES // source.shape[1]
     room = most
-    for first_source, first_target, length in blocks.runs():
+    sources, targets = blocks.as_lists()
+    for start, stop in blocks.runs():
         done = 0
-        while done < length:
-            count = min(room, length - done)
-            here, there = first_source + done, first_target + done
+        while done < stop - start:
+            count = min(room, stop - start - done)
+            here, there = sources[start] + done, targets[start] + done
             target[there : there + count] = source[here : here + count]
             done += count
             room -= count

@@ -26,6 +26,7 @@ from aiokv.core.world import World
 from aiokv.errors import CapacityError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import DeferReason, Deferred, Outcome
+from aiokv.model.spec import CacheGeometry
 
 __all__ = ["Admission"]
 
@@ -58,7 +59,7 @@ class Admission:
             world.geometry,
             request.keys,
             gpu=world.gpu,
-            cpu=world.cpu_index,
+            cpu=world.usable_cpu,
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
@@ -77,8 +78,7 @@ class Admission:
         refusal = self._make_room(plan)
         if refusal is not None:
             world.counters.lookups[LookupResult.DEFERRED] += 1
-            world.counters.alloc_failures[refusal] += 1
-            return Deferred(refusal)
+            return world.defer(refusal)
         return self._admit(request, plan)
 
     def name_some(self, record: LeaseRecord, *, limit: int) -> int:
@@ -174,8 +174,7 @@ class Admission:
                 sources=plan.load_sources,
                 targets=None,
                 owner=record.lease_id,
-                gpu_epoch=record.gpu_epoch,
-                cpu_epoch=record.cpu_epoch,
+                epochs=record.epochs,
                 waiters={record.lease_id},
             )
             world.inflight.add(transfer)
@@ -253,13 +252,16 @@ class Admission:
         counters = self._world.counters
         counters.leases_opened += 1
         counters.record_switches(plan.switches)
-        longest = record.request.prompt_tokens - 1
-        full = record.length and record.length >= longest - longest % self._world.geometry.alignment(
-            record.request.align
-        )
-        counters.lookups[
-            LookupResult.HIT if full else LookupResult.PARTIAL if record.length else LookupResult.MISS
-        ] += 1
+        counters.lookups[_lookup_result(self._world.geometry, record)] += 1
+
+
+def _lookup_result(geometry: CacheGeometry, record: LeaseRecord) -> LookupResult:
+    """A HIT is the longest prefix that there can be: up to the last token, which is always computed."""
+    if not record.length:
+        return LookupResult.MISS
+    longest = record.request.prompt_tokens - 1
+    longest -= longest % geometry.alignment(record.request.align)
+    return LookupResult.HIT if record.length >= longest else LookupResult.PARTIAL
 
 
 def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> LeaseRecord:

@@ -26,12 +26,12 @@ def attribute(
     num_tokens: int,
     length: int,
     loads: Sequence[BoolArray],
-    covered: Sequence[tuple[int, int]],
+    covered: Sequence[range],
 ) -> Hit:
     """The sources of a prompt of `num_tokens` tokens whose first `length` are a prefix found in the cache.
 
     Per group, `loads[g][i]` says whether block i of the prefix comes from CPU (shape `[length / B_g]`), and
-    `covered[g]` is the half-open range of blocks it covers.
+    `covered[g]` is the range of blocks it covers.
     """
     compute = num_tokens - length
     if not any(map(np.count_nonzero, loads)):
@@ -47,7 +47,7 @@ def attribute(
 
 
 def count_switches(
-    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
+    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[range]
 ) -> int:
     """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""
     if not any(map(np.count_nonzero, loads)):
@@ -57,16 +57,16 @@ def count_switches(
 
 
 def _cpu_hash_blocks(
-    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[tuple[int, int]]
+    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[range]
 ) -> BoolArray:
     """Which hash blocks of the prefix count as `cpu`."""
     rows: list[BoolArray] = []
     total = first = length // geometry.hash_block_size
-    for index, (mask, (start, stop)) in enumerate(zip(loads, covered, strict=True)):
+    for index, (mask, span) in enumerate(zip(loads, covered, strict=True)):
         step = geometry.hashes_per_block(index)
         rows.append(mask if step == 1 else np.repeat(mask, step))
-        if start < stop:
-            first = min(first, start * step)
+        if span:
+            first = min(first, span.start * step)
     from_cpu = rows[0] if len(rows) == 1 else np.logical_or.reduce(rows)
     # Every coverage ends at L or is empty, so what no group covers is one leading range.
     if 0 < first < total:

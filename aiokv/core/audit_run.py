@@ -32,8 +32,8 @@ SLICE_SLOTS: Final = 1024
 """Slots looked at in one slice: about 0.3 ms of the loop's thread."""
 _AT_ONCE: Final = 1 << 16
 _PATIENCE: Final = 64
-"""Slices that follow what has changed after the first pass; slices in a row that holders may keep for themselves,
-beside one for each that there was in the beginning."""
+"""Slices that follow what has changed after the first pass. Also how many slices in a row may go by in which holders
+leave no time for slots, before slices grow; in the beginning one more for each holder that there is."""
 
 
 @final
@@ -43,6 +43,8 @@ class AuditRun:
     __slots__ = ("_clock", "_error", "_followed", "_holders", "_kept", "_limit", "_pools", "_result")
 
     def __init__(self, world: World, *, slice_slots: int = SLICE_SLOTS, clock: AuditClock | None = None) -> None:
+        if isinstance(slice_slots, bool) or not isinstance(slice_slots, int) or slice_slots < 1:
+            raise UsageError(f"slice_slots must be a whole number of at least 1, not {slice_slots!r}")
         self._limit = slice_slots
         self._clock = clock if clock is not None else AuditClock()
         pools = {tier: world.pool(tier) for tier in Tier}

@@ -193,8 +193,7 @@ class CacheState:
 
     def defer_queued(self) -> Deferred:
         """The answer to whom somebody precedes."""
-        self.counters.alloc_failures[DeferReason.QUEUED] += 1
-        return Deferred(DeferReason.QUEUED)
+        return self._world.defer(DeferReason.QUEUED)
 
     def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens: the lease's new room in tokens, or `Deferred` and nothing changed."""

@@ -22,7 +22,7 @@ from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
-from aiokv.errors import InvalidTransition, UsageError
+from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
 __all__ = ["Confirms"]
@@ -67,18 +67,16 @@ class Confirms:
         """Register what is confirmed and published, slice by slice, then give back what no query will read again."""
         budget = self._world.slice_blocks
         for index in range(len(record.tables)):
-            while self._is_open(record) and self._unregistered(record, index):
+            while _is_ready(record) and self._unregistered(record, index):
                 budget -= self._register_some(record, index, limit=budget)
                 if budget <= 0:
                     yield
                     budget = self._world.slice_blocks
-        if self._is_open(record):
+        if _is_ready(record):
             self._give_back(record)
 
     def _check(self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None) -> None:
-        if record.state is not LeaseState.READY:
-            name = f"the lease of request {record.request.request_id!r}"
-            raise InvalidTransition(name, state=record.state.value, event="be confirmed")
+        record.check_ready("be confirmed")
         room = min(record.capacity_tokens)
         if not 0 <= num_tokens <= min(record.keys.num_tokens, room):
             known = record.keys.num_tokens
@@ -106,10 +104,6 @@ class Confirms:
         if any(record.has_unnamed(table, stop=stop) for table, stop in zip(record.tables, blocks, strict=True)):
             return True
         return bool(states) and any(record.has_unnamed(t, stop=len(t)) for t in record.state_slots.values())
-
-    @staticmethod
-    def _is_open(record: LeaseRecord) -> bool:
-        return record.state is LeaseState.READY
 
     def _unregistered(self, record: LeaseRecord, index: int) -> int:
         """Blocks of one group that are published and not registered yet; recurrent groups register states only."""
@@ -175,3 +169,8 @@ class Confirms:
                 slots = table.take_range(record.given_back[index], start)
                 record.given_back[index] = start
                 self._world.unpin_gpu(slots[::-1])
+
+
+def _is_ready(record: LeaseRecord) -> bool:
+    """Whether registration goes on: also while the lease finishes, until it is released."""
+    return record.state is LeaseState.READY

@@ -15,11 +15,11 @@ from typing import final
 import numpy as np
 
 from aiokv.core.admission import Admission
-from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.core.loads import Loads
 from aiokv.core.lookup import GroupResidency, Residency, longest_valid
 from aiokv.core.world import World
-from aiokv.errors import InvalidTransition, UsageError
+from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT
 from aiokv.model.plan import DeferReason, Deferred
 
@@ -50,19 +50,16 @@ class Forks:
         self._check(record)
         self._admission.check(request)
         if self._loads.waits_for_capacity:
-            self._world.counters.alloc_failures[DeferReason.QUEUED] += 1
-            return Deferred(DeferReason.QUEUED)
+            return self._world.defer(DeferReason.QUEUED)
         forked = self._admission.try_admit(request, self._held(record, request))
         self._world.counters.forks += isinstance(forked, LeaseRecord)
         return forked
 
     def _check(self, record: LeaseRecord) -> None:
         record.check_open()
-        name = f"the lease of request {record.request.request_id!r}"
-        if record.state is not LeaseState.READY:
-            raise InvalidTransition(name, state=record.state.value, event="be forked")
+        record.check_ready("be forked")
         if not self._world.may_register(record):
-            raise UsageError(f"{name} is older than the last reset of the GPU tier: it cannot be forked")
+            raise UsageError(f"{record.name} is older than the last reset of the GPU tier: it cannot be forked")
 
     def _held(self, record: LeaseRecord, request: AcquireRequest) -> Residency:
         limit = min(request.prompt_tokens, record.confirmed)

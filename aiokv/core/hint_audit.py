@@ -12,14 +12,11 @@ import numpy as np
 
 from aiokv.core.audit import HintView, HolderKind, Holding, view_hint
 from aiokv.core.hint_table import HintTable
-from aiokv.core.pool_audit import PoolAudit
+from aiokv.core.pool_audit import CHANGES_PER_COST, VISIT_COST, PoolAudit
 from aiokv.model.ids import SlotArray, Tier
 
 __all__ = ["HintAudit"]
 
-_VISIT: Final = 64
-_CHANGES: Final = 12
-"""A visit costs as much as looking at so many slots, and as one for so many slots that have changed."""
 _NO_SLOTS: Final[SlotArray] = np.empty(0, np.int32)
 
 
@@ -88,4 +85,4 @@ class HintAudit:
             changes = self._pools[record.tier].exchange(was, record.slots)
         elif before is not None:
             changes = self._pools[before.view.tier].exchange(before.slots, _NO_SLOTS)
-        return _VISIT + changes // _CHANGES
+        return VISIT_COST + changes // CHANGES_PER_COST

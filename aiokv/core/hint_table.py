@@ -20,9 +20,9 @@ from typing import Final, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
 from aiokv.core.watching import ChangedHolders
-from aiokv.errors import InvalidTransition
 from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
@@ -45,13 +45,15 @@ class HintEvent(Enum):
     RELEASE = "be released"
 
 
-_NEXT: Final = {
-    (HintState.HELD, HintEvent.HOLD): HintState.HELD,
-    (HintState.REVOKED, HintEvent.HOLD): HintState.HELD,
-    (HintState.HELD, HintEvent.REVOKE): HintState.REVOKED,
-    (HintState.HELD, HintEvent.RELEASE): HintState.RELEASED,
-    (HintState.REVOKED, HintEvent.RELEASE): HintState.RELEASED,
-}
+_LIFE: Final = LifeCycle(
+    {
+        (HintState.HELD, HintEvent.HOLD): HintState.HELD,
+        (HintState.REVOKED, HintEvent.HOLD): HintState.HELD,
+        (HintState.HELD, HintEvent.REVOKE): HintState.REVOKED,
+        (HintState.HELD, HintEvent.RELEASE): HintState.RELEASED,
+        (HintState.REVOKED, HintEvent.RELEASE): HintState.RELEASED,
+    }
+)
 
 _NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
@@ -68,7 +70,8 @@ class HintRecord:
     """One hold on a prefix in one tier. Changed by the core's collaborators only."""
 
     __slots__ = (
-        "align", "hint_id", "is_whole", "keys", "length", "slots", "state", "tenant", "tier", "touched", "wanted",
+        "align", "hint_id", "is_whole", "keys", "length", "slots", "state", "tail", "tenant", "tier", "touched",
+        "wanted",
     )  # fmt: skip
 
     def __init__(self, *, hint_id: int, tenant: str, tier: Tier, keys: BlockKeys, align: int) -> None:
@@ -80,11 +83,13 @@ class HintRecord:
         self.align = align
         self.state = HintState.HELD
         self.length = 0
-        """Tokens of the prefix that are held: a multiple of the alignment."""
+        """Tokens of the prefix that are held: a multiple of the alignment; 0 after a loss, until looked at again."""
         self.is_whole = False
         """Whether no longer part of the prefix could be held."""
         self.slots = _NO_SLOTS
         """Pinned, distinct, in eviction order: the tail of the prefix first."""
+        self.tail = 0
+        """That of `slots` which every request hits that hits all of the prefix, if it has any."""
         self.wanted: tuple[WantedBlock, ...] = ()
         """Once one of these is resident there may be more to hold."""
         self.touched = 0
@@ -92,11 +97,7 @@ class HintRecord:
 
     def check(self, event: HintEvent) -> HintState:
         """The state after `event`; `InvalidTransition` if there is none."""
-        try:
-            return _NEXT[self.state, event]
-        except KeyError:
-            name = f"residence hint {self.hint_id}"
-            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        return _LIFE.find_next(self.state, event, subject=f"residence hint {self.hint_id}")
 
     def advance(self, event: HintEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
@@ -230,9 +231,12 @@ class HintTable:
                 self.due.update(by_word[word])
 
     def note_losses(self, tier: Tier, slots: SlotArray) -> None:
-        """These slots have lost their blocks while they were pinned: who holds one of them is due."""
+        """These slots have lost their blocks while they were pinned: who holds one is due, and vouches for no token."""
         if len(self.held[tier].places(slots)):
-            self.due.update({r.hint_id: r for r in self.live.values() if r.tier is tier and _meet(r.slots, slots)})
+            for record in self.live.values():
+                if record.tier is tier and _meet(record.slots, slots):
+                    record.length, record.is_whole = 0, False
+                    self.due[record.hint_id] = record
 
     # What a hint is worth.
 
@@ -241,6 +245,11 @@ class HintTable:
         if self.live:
             self._clock += 1
             self._hit_at[slots] = self._clock
+
+    def forget_hits(self, slots: SlotArray) -> None:
+        """These GPU slots hold other blocks from now on."""
+        if self.live:
+            self._hit_at[slots] = 0
 
     def by_value(self) -> Iterator[HintRecord]:
         """Who holds GPU slots, the least valuable first; do not change the table meanwhile.
@@ -281,7 +290,7 @@ class HintTable:
 
     def _last_hit(self, record: HintRecord) -> int:
         """When a request last hit the tail of what is held, and so all of it."""
-        return int(self._hit_at[record.slots[0]])
+        return int(self._hit_at[record.tail])
 
 
 def _meet(some: SlotArray, others: SlotArray) -> bool:

@@ -10,6 +10,9 @@ Rules
 - A tenant's hints hold at most its quota of each pool; a block that several of them hold counts once.
 - What a hint waits for is looked up when the first missing block of a full group becomes resident (of the other groups
   where no full group misses one), in a later slice; if the quota is used up by then, it holds what it held.
+- When a block that it holds is lost in a copy, or is corrupt, it vouches for nothing from that step on, until a later
+  slice has found what is left of the prefix. It lets the lost block go, whether there is room for what else a shorter
+  prefix needs or not.
 - It never takes a slot that was promised to a request.
 
 State: that of `World.hints`.
@@ -17,7 +20,7 @@ State: that of `World.hints`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -31,7 +34,7 @@ from aiokv.core.revocations import drop_holds, revoke
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.errors import ConfigError, UsageError
-from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Declined, DeclineReason
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -50,6 +53,7 @@ class _Found:
     target: int
     slots: SlotArray
     """In eviction order."""
+    tail: int
     wanted: tuple[WantedBlock, ...]
 
 
@@ -174,10 +178,21 @@ class Hints:
         self._is_working = False
 
     def _follow(self, record: HintRecord) -> None:
-        """Hold what is resident now of the same prefix; what it held if there is no room for that."""
+        """Hold what is resident now of the same prefix; what it held if there is no room for that.
+
+        If it has lost a block of what it held, nothing, and it is looked at once more when the others have let go too.
+        """
         found = self._find(record.keys, tier=record.tier, align=record.align)
         if self._refusal(record, found) is None:
             self._exchange(record, found)
+        elif self._has_lost(record):
+            self._exchange(record, replace(found, length=0, slots=found.slots[:0]))
+            self._world.hints.due[record.hint_id] = record
+
+    def _has_lost(self, record: HintRecord) -> bool:
+        """Whether a block that it holds cannot be found any more."""
+        pool = self._usable(record.tier)
+        return pool is not None and bool((pool.group_of(record.slots) < 0).any())
 
     def _refusal(self, record: HintRecord, found: _Found) -> DeclineReason | None:
         world, tier = self._world, record.tier
@@ -208,23 +223,23 @@ class Hints:
             world.unpin_gpu(dropped)
         else:
             world.unpin_cpu(dropped)
-        record.slots, record.length = found.slots, found.length
+        record.slots, record.length, record.tail = found.slots, found.length, found.tail
         record.is_whole = found.length == found.target
         world.hints.wait_for(record, found.wanted)
 
     def _usable(self, tier: Tier) -> Pool | None:
-        return self._world.gpu if tier is Tier.GPU else self._world.cpu_index
+        return self._world.gpu if tier is Tier.GPU else self._world.usable_cpu
 
     def _find(self, keys: BlockKeys, *, tier: Tier, align: int) -> _Found:
         """What a tier holds of a prefix. It may end at the last token known: whoever extends it has more."""
         geometry, pool = self._world.geometry, self._usable(tier)
         target = _longest(geometry, keys.num_tokens, align=align)
         if pool is None:
-            return _Found(length=0, target=target, slots=np.zeros(0, np.int32), wanted=())
+            return _Found(length=0, target=target, slots=np.zeros(0, np.int32), tail=0, wanted=())
         found = find_residency(geometry, keys, gpu=pool, cpu=None, num_tokens=keys.num_tokens + 1, align=align)
         wanted = _missing(geometry, keys, found=found, target=target) if found.length < target else ()
-        slots = _covered_slots(geometry, found)
-        return _Found(length=found.length, target=target, slots=slots, wanted=wanted)
+        slots, tail = _covered_slots(geometry, found), _tail(geometry, found)
+        return _Found(length=found.length, target=target, slots=slots, tail=tail, wanted=wanted)
 
     def _count_covered(self, length: int) -> int:
         """Blocks that a hint on `length` tokens holds once all are resident."""
@@ -254,6 +269,16 @@ def _covered_slots(geometry: CacheGeometry, found: Residency) -> SlotArray:
         parts.append(group.gpu_slots[span.start : span.stop])
         ends.append(np.arange(span.start + 1, span.stop + 1, dtype=np.int64) * -geometry.effective_block_size(index))
     return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
+
+
+def _tail(geometry: CacheGeometry, found: Residency) -> int:
+    """The last block that is not probed only, of a full group if there is one: others need less of a longer prefix."""
+    order = sorted(range(len(geometry.groups)), key=lambda i: not isinstance(geometry.groups[i], FullAttention))
+    for index in order:
+        covered = covered_range(geometry, index, found.length)
+        if covered:
+            return int(found.groups[index].gpu_slots[covered.stop - 1])
+    return NULL_SLOT
 
 
 def _missing(geometry: CacheGeometry, keys: BlockKeys, *, found: Residency, target: int) -> tuple[WantedBlock, ...]:

@@ -18,17 +18,14 @@ from aiokv.core.audit import AuditClock, HolderKind, Holding, LeaseView, view_le
 from aiokv.core.hint_audit import HintAudit
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
-from aiokv.core.pool_audit import PoolAudit
+from aiokv.core.pool_audit import CHANGES_PER_COST, VISIT_COST, PoolAudit
 from aiokv.core.world import World
-from aiokv.model.ids import Direction, SlotArray, Tier
+from aiokv.model.ids import SlotArray, Tier
 
 __all__ = ["HolderAudit"]
 
-_VISIT: Final = 64
-"""What a visit costs beside the slots it is about, in slots looked at."""
-_CHANGES: Final = 12
-_POSITIONS: Final = 64
-"""So many changed slots, and so many compared positions of a table, cost as much as looking at one slot."""
+_POSITIONS_PER_COST: Final = 64
+"""So many compared positions of a table cost as much as looking at one slot."""
 _NO_SLOTS: Final[SlotArray] = np.empty(0, np.int32)
 
 
@@ -53,13 +50,13 @@ class _Copies:
 
     def sources(self, tier: Tier) -> SlotArray:
         """Those that it read in this tier."""
-        if self.transfer is None or _tiers_of(self.transfer)[0] is not tier:
+        if self.transfer is None or self.transfer.direction.source_tier is not tier:
             return _NO_SLOTS
         return self.transfer.sources[: self.open_copies]
 
     def targets(self, tier: Tier) -> SlotArray:
         """Those that it wrote in this tier, once they were named."""
-        if self.transfer is None or not self.has_targets or _tiers_of(self.transfer)[1] is not tier:
+        if self.transfer is None or not self.has_targets or self.transfer.direction.target_tier is not tier:
             return _NO_SLOTS
         return self.transfer.bound_targets[: self.open_copies]
 
@@ -143,11 +140,11 @@ class HolderAudit:
         before = self._leases.pop(lease_id, None)
         old = before.tables if before is not None else []
         new = _copy_tables(record) if record is not None else []
-        done = _VISIT
+        done = VISIT_COST
         for index in range(max(len(old), len(new))):
             was = old[index] if index < len(old) else _NO_SLOTS
             now = new[index] if index < len(new) else _NO_SLOTS
-            done += self._pools[Tier.GPU].exchange(was, now) // _CHANGES + len(now) // _POSITIONS
+            done += self._pools[Tier.GPU].exchange(was, now) // CHANGES_PER_COST + len(now) // _POSITIONS_PER_COST
         if before is not None:
             self._claimed -= before.view.unnamed_claims
             self._due_transfers.update(before.transfers)
@@ -169,7 +166,8 @@ class HolderAudit:
         before = self._copies.pop(transfer_id, None) or _Copies()
         now = _Copies()
         if transfer is not None:
-            tiers = _tiers_of(transfer) if transfer.targets is not None else _tiers_of(transfer)[:1]
+            way = transfer.direction
+            tiers = (way.source_tier, way.target_tier) if transfer.targets is not None else (way.source_tier,)
             now = _Copies(
                 transfer=transfer,
                 open_copies=transfer.open_copies,
@@ -183,7 +181,7 @@ class HolderAudit:
         for tier, pool in self._pools.items():
             changes += pool.exchange(before.sources(tier), now.sources(tier))
             changes += pool.exchange_targets(before.targets(tier), now.targets(tier))
-        return _VISIT + changes // _CHANGES
+        return VISIT_COST + changes // CHANGES_PER_COST
 
     def _copied_by(self, transfer: Transfer, tier: Tier) -> Holding:
         leases = self._world.leases
@@ -204,11 +202,6 @@ class HolderAudit:
 
 def _copy_tables(record: LeaseRecord) -> list[SlotArray]:
     return [table.view().copy() for table in (*record.tables, *record.state_slots.values())]
-
-
-def _tiers_of(transfer: Transfer) -> tuple[Tier, Tier]:
-    """Where it reads, and where it writes."""
-    return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
 
 
 def _held_by(view: LeaseView, blocks: int) -> Holding:

@@ -3,12 +3,15 @@
 Rules
 - A transfer pins its sources from the start and its targets from the moment they are named; its pins are given back in
   one place, its completion (law 4). It never looks at who still waits for it to decide that.
-- One copy per CPU block: `loading` marks every CPU slot that is the source of an unfinished load (single flight).
+- One copy per CPU block: every CPU slot that is the source of an unfinished load is marked with it (single flight).
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot the id of the store that reads it, and whether a request has used it since that was planned. Transitions:
-QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED.
+GPU slot the id of the store that reads it, and whether a request has used it since that was planned; how many blocks
+are being stored because they were next to be evicted.
+
+Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED, and QUEUED -> FAILED where the
+backend refuses to begin.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
+from aiokv.core.life_cycle import LifeCycle
+from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
@@ -54,15 +59,17 @@ class TransferEvent(Enum):
     DROP = "be dropped"
 
 
-_NEXT: Final = {
-    (TransferState.QUEUED, TransferEvent.SUBMIT): TransferState.SUBMITTED,
-    (TransferState.QUEUED, TransferEvent.DROP): TransferState.DROPPED,
-    (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
-    (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
-    (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
-}
+_LIFE: Final = LifeCycle(
+    {
+        (TransferState.QUEUED, TransferEvent.SUBMIT): TransferState.SUBMITTED,
+        (TransferState.QUEUED, TransferEvent.DROP): TransferState.DROPPED,
+        (TransferState.QUEUED, TransferEvent.FAIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.FINISH): TransferState.DONE,
+        (TransferState.SUBMITTED, TransferEvent.FAIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.SPOIL): TransferState.FAILED,
+        (TransferState.SUBMITTED, TransferEvent.LOSE): TransferState.QUARANTINED,
+    }
+)
 
 
 class SourceUse(Enum):
@@ -82,8 +89,8 @@ class Transfer:
     sources: SlotArray
     targets: SlotArray | None
     owner: int
-    gpu_epoch: int
-    cpu_epoch: int
+    epochs: Epochs
+    """Those in which what it copies was valid."""
     after: object = None
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
@@ -124,8 +131,7 @@ class Transfer:
 
     def slots(self, tier: Tier) -> SlotArray:
         """The slots it pins in a tier; none while the targets of a load are not named."""
-        reads = Tier.CPU if self.direction is Direction.LOAD else Tier.GPU
-        if tier is reads:
+        if tier is self.direction.source_tier:
             return self.sources
         return self.targets if self.targets is not None else self.sources[:0]
 
@@ -135,18 +141,23 @@ class Transfer:
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
-        try:
-            self.state = _NEXT[self.state, event]
-        except KeyError:
-            name = f"transfer {self.transfer_id}"
-            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        self.state = _LIFE.find_next(self.state, event, subject=f"transfer {self.transfer_id}")
 
 
 @final
 class InflightTable:
     """All unfinished transfers, and which slots they read."""
 
-    __slots__ = ("_loading_id", "_loading_target", "_next_id", "_storing_id", "_transfers", "_was_used", "watchers")
+    __slots__ = (
+        "_loading_id",
+        "_loading_target",
+        "_next_id",
+        "_storing_id",
+        "_transfers",
+        "_was_used",
+        "cold_blocks",
+        "watchers",
+    )
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
@@ -155,6 +166,8 @@ class InflightTable:
         self._loading_target = np.zeros(cpu_slots, np.int32)
         self._storing_id = np.zeros(gpu_slots, np.int64)
         self._was_used = np.zeros(gpu_slots, np.bool_)
+        self.cold_blocks = 0
+        """Open copies whose sources were next to be evicted when they were planned."""
         self.watchers: list[ChangedHolders] = []
         """Each is told which transfers hold other slots than before, have come or have gone."""
 
@@ -180,6 +193,7 @@ class InflightTable:
         else:
             self._storing_id[transfer.sources] = transfer.transfer_id
             self._was_used[transfer.sources] = transfer.use is SourceUse.USED
+        self.cold_blocks += len(transfer) if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
@@ -197,9 +211,7 @@ class InflightTable:
 
     def hide(self, transfer: Transfer) -> None:
         """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
-        mine = transfer.sources[self._loading_id[transfer.sources] == transfer.transfer_id]
-        self._loading_id[mine] = 0
-        self._loading_target[mine] = 0
+        self._unmark_loading(transfer, transfer.sources)
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: their sources are no longer being read.
@@ -207,12 +219,11 @@ class InflightTable:
         A hidden load may have been followed by another one of the same source, which keeps its mark.
         """
         transfer.open_copies = min(transfer.open_copies, start)
+        self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
         sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:
-            mine = sources[self._loading_id[sources] == transfer.transfer_id]
-            self._loading_id[mine] = 0
-            self._loading_target[mine] = 0
+            self._unmark_loading(transfer, sources)
         else:
             self._storing_id[sources] = 0
 
@@ -250,6 +261,11 @@ class InflightTable:
         """A lease does not want it any more. Idempotent; the copy goes on."""
         transfer.waiters.discard(lease_id)
         self._tell(transfer)
+
+    def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
+        mine = sources[self._loading_id[sources] == transfer.transfer_id]
+        self._loading_id[mine] = 0
+        self._loading_target[mine] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

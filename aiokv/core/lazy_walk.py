@@ -64,12 +64,12 @@ class LazyWalk:
         if self._is_walking or not world.has_cpu_tier:
             return False
         moves = world.gpu_moves - self._seen_moves
-        return bool(world.lost_copies) or moves > (0 if self._fell_short else self.target // _SLACK)
+        return bool(world.gone_copies) or moves > (0 if self._fell_short else self.target // _SLACK)
 
     @property
     def target(self) -> int:
         """Slots to keep free or copied ahead of the allocator."""
-        cpu = self._world.cpu_index
+        cpu = self._world.usable_cpu
         wanted = max(int(self._world.gpu.capacity * self._fraction), self._peak, 1)
         return min(wanted, SCAN_LIMIT, cpu.capacity) if cpu is not None else 0
 
@@ -94,7 +94,7 @@ class LazyWalk:
     def _walk(self) -> Job:
         world = self._world
         self._seen_moves = world.gpu_moves
-        world.lost_copies.clear()
+        world.gone_copies.clear()
         world.gpu.trim(_SCANS * SCAN_LIMIT)
         missing = self._count_missing()
         coldest = world.gpu.find_coldest(missing, _SCANS * SCAN_LIMIT)
@@ -109,7 +109,7 @@ class LazyWalk:
     def _count_missing(self) -> int:
         """How many of the coldest slots must have a copy."""
         gpu, target = self._world.gpu, self.target
-        ahead = gpu.free_count - gpu.claimed_count + self._queue.cold_blocks
+        ahead = gpu.free_count - gpu.claimed_count + self._world.inflight.cold_blocks
         return max(target + target // _SLACK - ahead, 0)
 
     def _cover(self, slots: SlotArray) -> None:

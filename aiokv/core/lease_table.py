@@ -21,6 +21,8 @@ import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
+from aiokv.core.life_cycle import LifeCycle
+from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
@@ -29,7 +31,6 @@ from aiokv.model.plan import Hit, Outcome
 
 __all__ = [
     "AcquireRequest",
-    "Epochs",
     "FailedLoad",
     "GroupShare",
     "LeaseEvent",
@@ -57,15 +58,17 @@ class LeaseEvent(Enum):
     RELEASE = "be released"
 
 
-_NEXT: Final = {
-    (LeaseState.HELD, LeaseEvent.LOAD): LeaseState.LOADING,
-    (LeaseState.HELD, LeaseEvent.SETTLE): LeaseState.READY,
-    (LeaseState.LOADING, LeaseEvent.SETTLE): LeaseState.READY,
-    (LeaseState.LOADING, LeaseEvent.REPLAN): LeaseState.HELD,
-    (LeaseState.HELD, LeaseEvent.RELEASE): LeaseState.RELEASED,
-    (LeaseState.LOADING, LeaseEvent.RELEASE): LeaseState.RELEASED,
-    (LeaseState.READY, LeaseEvent.RELEASE): LeaseState.RELEASED,
-}
+_LIFE: Final = LifeCycle(
+    {
+        (LeaseState.HELD, LeaseEvent.LOAD): LeaseState.LOADING,
+        (LeaseState.HELD, LeaseEvent.SETTLE): LeaseState.READY,
+        (LeaseState.LOADING, LeaseEvent.SETTLE): LeaseState.READY,
+        (LeaseState.LOADING, LeaseEvent.REPLAN): LeaseState.HELD,
+        (LeaseState.HELD, LeaseEvent.RELEASE): LeaseState.RELEASED,
+        (LeaseState.LOADING, LeaseEvent.RELEASE): LeaseState.RELEASED,
+        (LeaseState.READY, LeaseEvent.RELEASE): LeaseState.RELEASED,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,14 +107,6 @@ class GroupShare:
     is_loaded: BoolArray
 
 
-@dataclass(frozen=True, slots=True)
-class Epochs:
-    """The epochs of the tiers when a lease was admitted."""
-
-    gpu: int
-    cpu: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FailedLoad:
     """A load that brought a lease nothing: its group, the mask of its positions over the prefix, and how it ended."""
@@ -132,12 +127,12 @@ class LeaseRecord:
         "capacity_tokens",
         "claims",
         "confirmed",
-        "cpu_epoch",
         "delivered",
+        "epochs",
         "failed",
         "given_back",
-        "gpu_epoch",
         "hit",
+        "is_bare",
         "is_finishing",
         "keys",
         "lease_id",
@@ -194,6 +189,8 @@ class LeaseRecord:
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
+        self.is_bare = False
+        """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""
@@ -203,9 +200,13 @@ class LeaseRecord:
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
-        self.gpu_epoch = epochs.gpu
-        self.cpu_epoch = epochs.cpu
+        self.epochs = epochs
         self.watchers = watchers
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"the lease of request {self.request.request_id!r}"
 
     @property
     def unnamed_claims(self) -> int:
@@ -222,17 +223,18 @@ class LeaseRecord:
         if not self.is_open:
             raise LeaseReleased(self.request.request_id)
 
+    def check_ready(self, event: str) -> None:
+        """`InvalidTransition` unless it is READY: only then it can `event`."""
+        if self.state is not LeaseState.READY:
+            raise InvalidTransition(self.name, state=self.state.value, event=event)
+
     def has_unnamed(self, table: BlockTable, *, stop: int) -> bool:
         """Whether a claim of `table` at a position below `stop` has no slot yet."""
         return any(s.table is table and s.unnamed and s.positions[s.named] < stop for s in self.claims)
 
     def advance(self, event: LeaseEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
-        try:
-            self.state = _NEXT[self.state, event]
-        except KeyError:
-            name = f"the lease of request {self.request.request_id!r}"
-            raise InvalidTransition(name, state=self.state.value, event=event.value) from None
+        self.state = _LIFE.find_next(self.state, event, subject=self.name)
         for changed in self.watchers:
             changed.add(self.lease_id)
 

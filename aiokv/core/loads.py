@@ -9,7 +9,8 @@ Rules
   CPU tier by then; the others are hits there as before.
 - Nothing is looked up again for any other reason (law 1).
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
-  that wait for each other's slots do not stop each other where one of them could go on.
+  that wait for each other's slots do not stop each other where one of them could go on. Where none could, and there
+  is no other lease, the last of them gives all back, then the one before it: the first goes on.
 
 State: leases whose loads have failed and that are to be planned again; those whose new plan waits for capacity. Oldest
 first; one that was released meanwhile is passed over.
@@ -29,11 +30,12 @@ from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
-from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
+from aiokv.core.planner import AcquirePlan, plan_acquire
+from aiokv.core.prefix_changes import PrefixChange, plan_change
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, BoolArray, Tier
+from aiokv.model.ids import BoolArray, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, RecurrentState
 
@@ -62,19 +64,9 @@ class Loads:
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
         world = self._world
-        targets = transfer.bound_targets
         if outcome is not Outcome.OK:
             world.inflight.hide(transfer)
-        for stop in range(len(transfer), 0, -self._world.slice_blocks):
-            start = max(stop - self._world.slice_blocks, 0)
-            if outcome is Outcome.OK and world.may_copy(transfer):
-                world.register(Tier.GPU, targets[start:stop], blocks=transfer.blocks(start, stop))
-            if outcome is Outcome.LOST:
-                world.quarantine(transfer, start=start, stop=stop)
-            world.end_copies(transfer, start=start, stop=stop)
-            if start:
-                yield
-        world.inflight.remove(transfer)
+        yield from world.ending(transfer, outcome)
         for lease_id in sorted(transfer.waiters):
             self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
         yield from self._replanning()
@@ -96,6 +88,8 @@ class Loads:
                 self._drop_failed(record)
             if self._failed:
                 yield
+        if self._is_standstill():
+            self.retry_replans()
 
     def _retrying(self) -> Job:
         """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
@@ -105,7 +99,27 @@ class Loads:
                 if record.state is not LeaseState.HELD or self._replan(record):
                     self._replans.remove(record)
                 yield
+            self._must_retry = self._must_retry or self._break_standstill()
         self._is_retrying = False
+
+    def _is_standstill(self) -> bool:
+        """Whether all leases that there are wait for each other's slots: none gives any back by itself."""
+        waiting = sum(record.state is LeaseState.HELD for record in self._replans)
+        return waiting > 1 and waiting == len(self._world.leases)
+
+    def _break_standstill(self) -> bool:
+        """The one that came last gives back what it holds, and waits for all of it. False if nobody needs to or can."""
+        if not self._is_standstill():
+            return False
+        _, *others = (record for record in self._replans if record.state is LeaseState.HELD)
+        last = next((record for record in reversed(others) if not record.is_bare), None)
+        if last is None:
+            return False
+        self._admission.finish_naming(last)
+        for table in last.tables:
+            self._world.unpin_gpu(table.take_range(0, len(table))[::-1])
+        last.is_bare = True
+        return True
 
     def _is_first(self, record: LeaseRecord) -> bool:
         """Whether no other lease has waited for capacity longer."""
@@ -142,14 +156,19 @@ class Loads:
             capacity=world.usable_gpu_slots,
         )
         changes = [
-            _PrefixChange(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
+            plan_change(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
             for i, group in enumerate(plan.groups)
         ]
         needed = self._count_needed(changes)
         spare = sum(world.count_last_pins(change.dropped_slots) for change in changes)
         if not self._make_room(record, changes, lacking=needed - spare):
             return False
-        self._swap(record, plan, changes=changes, gives_back_first=needed > world.gpu.available)
+        if needed <= world.gpu.available:  # new slots are named before old ones are free to be
+            self._take(record, plan, changes=changes)
+            self._drop(changes)
+        else:  # there are no others
+            self._drop(changes)
+            self._take(record, plan, changes=changes)
         self._revise(record, plan, failed=failed)
         return True
 
@@ -161,7 +180,7 @@ class Loads:
             return room
         return max(plan.groups[index].capacity_tokens, room - (record.length - plan.length))
 
-    def _make_room(self, record: LeaseRecord, changes: list[_PrefixChange], *, lacking: int) -> bool:
+    def _make_room(self, record: LeaseRecord, changes: list[PrefixChange], *, lacking: int) -> bool:
         """Have `lacking` slots beside those that the changes free; behind another lease, only those that hints hold
         among what the changes drop.
         """
@@ -173,27 +192,22 @@ class Loads:
         others = np.setdiff1d(world.hints.held[Tier.GPU].slots, dropped)
         return make_room(world, lacking, kept=np.concatenate((fresh, others)), leaving=dropped)
 
-    def _count_needed(self, changes: list[_PrefixChange]) -> int:
+    def _count_needed(self, changes: list[PrefixChange]) -> int:
         """By how much the changes lower what is available, before anything is given back."""
         fresh = np.concatenate([change.fresh_slots for change in changes])
         return sum(change.claims for change in changes) + self._world.gpu.count_unpinned(fresh)
 
-    def _swap(
-        self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange], gives_back_first: bool
-    ) -> None:
-        """Exchange the prefix. New slots are named before old ones are free to be, unless there are no others."""
+    def _take(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
+        """Pin, claim and name what the new prefix has and the old one had not."""
         world = self._world
-        if gives_back_first:
-            self._drop(changes)
         world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
         if world.cpu is not None:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(sum(change.claims for change in changes))
         self._rebind(record, plan, changes=changes)
-        if not gives_back_first:
-            self._drop(changes)
 
-    def _drop(self, changes: list[_PrefixChange]) -> None:
+    def _drop(self, changes: list[PrefixChange]) -> None:
+        """Let go of what the old prefix had and the new one has not; the tables are bound anew by `_take`."""
         for change in changes:
             self._world.unpin_gpu(change.dropped_slots[::-1])
 
@@ -202,7 +216,7 @@ class Loads:
         for table, failed in zip(record.tables, _failed_masks(record), strict=True):
             self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
 
-    def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
+    def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
         """Fill the prefix of every table anew."""
         for index, (group, change) in enumerate(zip(plan.groups, changes, strict=True)):
             table = record.tables[index]
@@ -231,9 +245,10 @@ class Loads:
             num_tokens=record.request.prompt_tokens,
             length=plan.length,
             loads=record.loaded,
-            covered=[(span.start, span.stop) for span in spans],
+            covered=spans,
         )
         record.replans += 1
+        record.is_bare = False
         record.failed.clear()
         if not record.waiting:
             self._settle(record)
@@ -247,7 +262,7 @@ class Loads:
             world.geometry,
             record.keys,
             gpu=world.gpu,
-            cpu=world.cpu_index if record.replans == 0 else None,
+            cpu=world.usable_cpu if record.replans == 0 else None,
             num_tokens=request.prompt_tokens,
             align=request.align,
         )
@@ -260,35 +275,6 @@ class Loads:
             limit=record.length,
         )
         return Residency(length=length, groups=groups)
-
-
-@final
-class _PrefixChange:
-    """How one group's table changes when a lease is planned again: positions below the old prefix, and those for which
-    there is no room any more.
-    """
-
-    __slots__ = ("dropped_slots", "fresh_slots", "loads", "old_blocks", "recomputed", "room", "stop")
-
-    def __init__(self, record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> None:
-        block = record.block_sizes[index]
-        self.room = room
-        self.stop = -(-room // block)
-        self.old_blocks = record.length // block
-        before = record.tables[index].view().copy()
-        kept = before[plan.hit_positions] == plan.hit_slots
-        self.fresh_slots = plan.hit_slots[~kept]
-        before[plan.hit_positions[kept]] = NULL_SLOT
-        before[self.old_blocks : self.stop] = NULL_SLOT
-        self.dropped_slots = before[before != NULL_SLOT]
-        stop = 0 if plan.state_claims else min(self.old_blocks, self.stop)
-        self.recomputed = np.arange(plan.claim_start, stop, dtype=np.int64)
-        self.loads = len(plan.load_positions)
-
-    @property
-    def claims(self) -> int:
-        """New slots: load targets and positions that must be computed now."""
-        return self.loads + len(self.recomputed)
 
 
 def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:

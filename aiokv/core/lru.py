@@ -4,7 +4,7 @@ Duty: say which slots were released longest ago, for whole batches of slots.
 
 Rules: eviction order is the order of pushes, exactly, whatever was dropped or compacted meanwhile; a slot that was
 lifted out may return to its place, or to the cold end once a trim or a compaction has passed that place. No call does
-more than O(its own batch + a constant) work, save `pop` and `peek`, which have a scan limit. Nothing grows later.
+more than O(its own batch + a constant) work, save `pop`, `peek` and `trim`, which have a scan limit. Nothing grows.
 
 State: positions are absolute and start far above 0, as the cold end may grow downwards; position p lies at
 `ring[p % R]`, `R = 3 C` for C slots. `seat[slot]` is the position of a slot, 0 if it is not queued, `-p` if it was
@@ -84,10 +84,6 @@ class EvictionQueue:
         """Which of `slots` are queued."""
         return np.greater(self._seat.take(slots), 0)
 
-    def queued_between(self, start: int, stop: int) -> BoolArray:
-        """Which slots of `[start, stop)` are queued."""
-        return np.greater(self._seat[start:stop], 0)
-
     def push(self, slots: AnySlots) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
         m = len(slots)
@@ -120,7 +116,21 @@ class EvictionQueue:
 
     def trim(self, scan_limit: int) -> None:
         """Pass up to `scan_limit` dead entries at the cold end: the order stays, `peek` need not look at them."""
-        self._trim(scan_limit)
+        if self._live == 0:
+            self._head = self._packed = self._reader = self._tail
+            self._passing = False
+            return
+        while scan_limit > 0:
+            start, size = self._next_scan(scan_limit, scan_limit)
+            if self._seat.item(self._ring.item(start % self._size)) == start:
+                return
+            live = self._live_between(start, size)
+            first = int(live.argmax())
+            if live[first]:
+                self._head = start + first
+                return
+            self._head = start + size
+            scan_limit -= size
 
     def renew(self, slots: AnySlots) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
@@ -204,7 +214,7 @@ class EvictionQueue:
         if self._live == self.used:
             self._passing = False  # no dead entry, so no gap either
         else:
-            self._trim(m + _SPARE_STEPS)
+            self.trim(m + _SPARE_STEPS)
             self._compact(m)
 
     def _write(self, position: int, slots: AnySlots) -> None:
@@ -239,24 +249,6 @@ class EvictionQueue:
         """Once all packed entries are passed, the cold end is where the pass reads."""
         if self._passing and self._head >= self._packed:
             self._head = self._packed = self._reader = max(self._head, self._reader)
-
-    def _trim(self, steps: int) -> None:
-        """Pass dead entries at the cold end."""
-        if self._live == 0:
-            self._head = self._packed = self._reader = self._tail
-            self._passing = False
-            return
-        while steps > 0:
-            start, size = self._next_scan(steps, steps)
-            if self._seat.item(self._ring.item(start % self._size)) == start:
-                return
-            live = self._live_between(start, size)
-            first = int(live.argmax())
-            if live[first]:
-                self._head = start + first
-                return
-            self._head = start + size
-            steps -= size
 
     def _compact(self, m: int) -> None:
         """Run the pass before `m` entries are appended; see the module's docstring for why this is enough."""

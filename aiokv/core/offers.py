@@ -8,7 +8,7 @@ Rules
   of any request and when one finishes. It takes free slots and those of blocks that no running request holds: what is
   held in both tiers never drives out its like, so holes end.
 
-State: the backlog of offers, oldest first. Holes wait in `World.lost_copies`.
+State: the backlog of offers, oldest first. Holes wait in `World.gone_copies`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol, final
 import numpy as np
 
 from aiokv.core.block_names import KeyedBlocks, digests_at
-from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseState
+from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
 from aiokv.core.slices import SLICE_PARTS, Job
@@ -153,7 +153,7 @@ class Offers:
         order = StoreOrder(
             blocks=KeyedBlocks(keys=offer.keys.copy(), group=offer.group, positions=positions),
             sources=slots,
-            epochs=Epochs(record.gpu_epoch, record.cpu_epoch),
+            epochs=record.epochs,
             owner=record.lease_id,
             after=offer.after,
         )
@@ -162,11 +162,11 @@ class Offers:
     def _filling(self) -> Job:
         """Offer every hole there is now again, a batch of evictions at a time."""
         world = self._world
-        for _ in range(len(world.lost_copies)):
-            cpu = world.cpu_index
-            if not world.lost_copies or cpu is None:
+        for _ in range(len(world.gone_copies)):
+            cpu = world.usable_cpu
+            if not world.gone_copies or cpu is None:
                 return
-            self._fill(world.lost_copies.popleft(), cpu)
+            self._fill(world.gone_copies.popleft(), cpu)
             yield
 
     def _fill(self, lost: Evicted, cpu: Pool) -> None:

@@ -19,7 +19,7 @@ from aiokv.model.ids import BoolArray, IntArray, SlotArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState
 
-__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "claim_capacity", "empty_pool_claims", "plan_acquire"]
+__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "plan_acquire"]
 
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
@@ -93,6 +93,18 @@ def plan_acquire(
     return plan
 
 
+def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
+    """GPU slots that the request would claim with nothing cached."""
+    total = 0
+    for index, group in enumerate(geometry.groups):
+        if isinstance(group, RecurrentState):
+            total += STATE_CLAIMS
+        else:
+            tokens = _claim_capacity(geometry, request, index=index, length=0)
+            total += -(-tokens // geometry.effective_block_size(index))
+    return total
+
+
 def _plan(
     geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
 ) -> AcquirePlan:
@@ -102,31 +114,10 @@ def _plan(
         for index, found in enumerate(residency.groups)
     )
     loads = [group.is_loaded for group in groups]
-    covered = [(r.start, r.stop) for r in (covered_range(geometry, i, length) for i in range(len(groups)))]
+    covered = [covered_range(geometry, i, length) for i in range(len(groups))]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     switches = count_switches(geometry, length=length, loads=loads, covered=covered)
     return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
-
-
-def claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:
-    """Tokens that group `index` has room for after admission with a prefix of `length` tokens."""
-    whole = request.prompt_tokens + request.reserve_tokens
-    if request.first_chunk is None or isinstance(geometry.groups[index], FullAttention | RecurrentState):
-        return whole
-    return min(whole, length + request.first_chunk)
-
-
-def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
-    """GPU slots that the request would claim with nothing cached."""
-    total = 0
-    for index, group in enumerate(geometry.groups):
-        if isinstance(group, RecurrentState):
-            total += STATE_CLAIMS
-        else:
-            total += -(
-                -claim_capacity(geometry, request, index=index, length=0) // geometry.effective_block_size(index)
-            )
-    return total
 
 
 def _plan_group(
@@ -147,7 +138,7 @@ def _plan_group(
     joins = inflight.loading_ids(sources) != 0
     is_loaded = np.zeros(covered.stop, np.bool_)
     is_loaded[misses] = True
-    capacity = claim_capacity(geometry, request, index=index, length=length)
+    capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
         hit_positions=hits,
@@ -162,6 +153,14 @@ def _plan_group(
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
+
+
+def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:
+    """Tokens that group `index` has room for after admission with a prefix of `length` tokens."""
+    whole = request.prompt_tokens + request.reserve_tokens
+    if request.first_chunk is None or isinstance(geometry.groups[index], FullAttention | RecurrentState):
+        return whole
+    return min(whole, length + request.first_chunk)
 
 
 def _concatenated(parts: list[SlotArray]) -> SlotArray:

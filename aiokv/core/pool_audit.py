@@ -28,7 +28,12 @@ from aiokv.core.slot_facts import (
 from aiokv.core.watching import SlotWatch, StackWatch
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
-__all__ = ["PoolAudit"]
+__all__ = ["CHANGES_PER_COST", "VISIT_COST", "PoolAudit"]
+
+VISIT_COST: Final = 64
+"""What it costs to visit a holder, beside the slots it holds: as much as looking at so many slots."""
+CHANGES_PER_COST: Final = 12
+"""So many slots that a holder has no longer, or has now, cost as much as looking at one slot."""
 
 _NAMED_AT_MOST: Final = 32
 """Slots with wrong pins that are told one by one."""
@@ -49,8 +54,7 @@ class PoolAudit:
 
     __slots__ = (
         "_arriving", "_books", "_epoch", "_facts", "_held", "_knows_stack", "_nowhere", "_pool", "_read_buckets",
-        "_read_stack",
-        "_stack_copy", "_stack_watch", "_stacked", "_strays", "_suspects", "_tally", "_watch",
+        "_read_stack", "_stack_copy", "_stack_watch", "_stacked", "_strays", "_suspects", "_tally", "_watch",
     )  # fmt: skip
 
     def __init__(self, pool: Pool) -> None:

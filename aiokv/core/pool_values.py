@@ -1,4 +1,4 @@
-"""What a pool takes and answers with: slots, evicted keys, named slots, counts."""
+"""What a pool takes and answers with: slots, epochs, evicted keys, named slots, counts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from numpy.typing import NDArray
 
 from aiokv.model.ids import DigestArray, IntArray, SlotArray
 
-__all__ = ["NOTHING_EVICTED", "AnySlots", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
+__all__ = ["NOTHING_EVICTED", "AnySlots", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
 
 AnySlots = SlotArray | IntArray
 """Slots, shape `[n]`; `int64` saves numpy a conversion at each gather and scatter."""
 GroupArray = NDArray[np.int16]
 """Group indices, shape `[n]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """How often the pool of each tier was reset, at one moment: when a lease was admitted, or a store was planned."""
+
+    gpu: int
+    cpu: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -142,7 +142,7 @@ def _require_submitted(transfer: Transfer) -> None:
 def _checked_copies(transfer: Transfer, corrupt: Collection[int], *, outcome: Outcome) -> frozenset[int]:
     """Which copies are corrupt: of a load that is reported so at least one, otherwise none."""
     if not isinstance(corrupt, Collection):
-        raise UsageError(f"corrupt copies are named by their places in the batch, not by {corrupt!r}")
+        raise UsageError(f"corrupt must be the places of copies, not {corrupt!r}")
     if outcome is Outcome.CORRUPT and transfer.direction is Direction.STORE:
         raise UsageError(f"transfer {transfer.transfer_id} is a store: only what is loaded is checked")
     if (outcome is Outcome.CORRUPT) != (len(corrupt) > 0):

@@ -56,8 +56,7 @@ class Room:
         growth = self.plan(record, tokens)
         claims = sum(map(len, growth))
         if not make_room(world, self._lacking(claims)):
-            world.counters.alloc_failures[DeferReason.CAPACITY] += 1
-            return Deferred(DeferReason.CAPACITY)
+            return world.defer(DeferReason.CAPACITY)
         target = min(record.capacity_tokens) + tokens
         world.gpu.claim(claims)
         for index, positions in enumerate(growth):

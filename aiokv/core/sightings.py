@@ -1,14 +1,14 @@
 """How often blocks were seen lately, in bounded memory: what the selective store policy asks.
 
 Duty: answer "was this hash seen at least n times?" for batches of hashes. A block that was seen n times within the last
-`window` sightings is never answered with less; a rarer one is answered with more about once in thirty times, which
+window of sightings is never answered with less; a rarer one is answered with more about once in thirty times, which
 costs a copy and nothing else.
 
 Rules: memory is fixed at the start and no call costs more than its own batch. Hashes are uniform already, so that their
 words are the hash functions.
 
 State: two generations of counters (a count-min sketch of three rows in one array, updated conservatively); when the
-young one has taken `window` sightings it becomes the old one, and what the old one knew is forgotten.
+young one has taken a window of them it becomes the old one, and what the old one knew is forgotten.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ class Sightings:
         self._young: NDArray[np.uint8] = np.zeros(cells, np.uint8)
         self._old: NDArray[np.uint8] = np.zeros(cells, np.uint8)
         self._taken = 0
-
-    @property
-    def window(self) -> int:
-        """So many of the last sightings are remembered for certain."""
-        return self._window
 
     @property
     def num_bytes(self) -> int:

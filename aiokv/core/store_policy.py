@@ -22,6 +22,7 @@ from aiokv.core.store_queue import StoreQueue
 from aiokv.core.world import World
 from aiokv.errors import ConfigError
 from aiokv.model.ids import BoolArray, DigestArray
+from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import StorePolicy
 
 __all__ = ["EAGER_STORES", "StoreSettings", "Strategy", "choose_strategy"]
@@ -43,9 +44,9 @@ class StoreSettings:
         fraction, count = self.lazy_fraction, self.selective_count
         if not isinstance(self.policy, StorePolicy):
             raise ConfigError(f"store_policy must be a StorePolicy, not {self.policy!r}")
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0.0 < fraction <= 1.0:
+        if not is_number(fraction) or not 0.0 < fraction <= 1.0:
             raise ConfigError(f"lazy_fraction must be a number over 0 and at most 1, not {fraction!r}")
-        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_COUNT:
+        if not is_whole(count) or not 1 <= count <= MAX_COUNT:
             raise ConfigError(f"selective_count must be a whole number from 1 to {MAX_COUNT}, not {count!r}")
 
 

@@ -17,10 +17,11 @@ import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.inflight import NOBODY, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs, LeaseRecord
+from aiokv.core.lease_table import LeaseRecord
+from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray, Tier
+from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray
 from aiokv.model.plan import DeclineReason, Outcome
 
 __all__ = ["Sifted", "StoreOrder", "StoreQueue"]
@@ -61,12 +62,10 @@ class StoreOrder:
 class StoreQueue:
     """Plans, queues and completes stores for whichever policy is in force."""
 
-    __slots__ = ("_world", "cold_blocks")
+    __slots__ = ("_world",)
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.cold_blocks = 0
-        """Blocks of unfinished stores that were next to be evicted."""
 
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
@@ -101,7 +100,6 @@ class StoreQueue:
         which = slice(0, len(targets))
         if order.use is SourceUse.COLD:  # the tail of a prefix is evicted first; a transfer begins with its head
             which = slice(len(targets) - 1, None, -1)
-            self.cold_blocks += len(targets)
         self._queue(order, blocks=blocks.select(which), sources=sources[which], targets=targets)
 
     def join(self, record: LeaseRecord, slots: SlotArray) -> None:
@@ -117,22 +115,12 @@ class StoreQueue:
                 record.storing.add(transfer_id)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
-        """The copies of a store have ended: register them slice by slice, tail first, and give every pin back."""
-        world = self._world
-        targets = transfer.bound_targets
-        for stop in range(len(transfer), 0, -world.slice_blocks):
-            start = max(stop - world.slice_blocks, 0)
-            if outcome is Outcome.OK and world.may_copy(transfer):
-                world.register(Tier.CPU, targets[start:stop], blocks=transfer.blocks(start, stop))
-            if outcome is Outcome.LOST:
-                world.quarantine(transfer, start=start, stop=stop)
-            world.end_copies(transfer, start=start, stop=stop)
-            if transfer.use is SourceUse.COLD:
-                self.cold_blocks -= stop - start
-            if start:
-                yield
-        world.inflight.remove(transfer)
-        world.forget_store(transfer)
+        """The copies of a store have ended: register slice by slice, give every pin back, then tell who wants it."""
+        leases = self._world.leases
+        yield from self._world.ending(transfer, outcome)
+        for lease_id in transfer.waiters:
+            if lease_id in leases:
+                leases.find(lease_id).storing.discard(transfer.transfer_id)
 
     def skip(self, blocks: int | np.intp, reason: DeclineReason) -> None:
         """So many blocks are not stored, for this reason."""
@@ -148,8 +136,7 @@ class StoreQueue:
             sources=sources,
             targets=targets,
             owner=order.owner,
-            gpu_epoch=order.epochs.gpu,
-            cpu_epoch=order.epochs.cpu,
+            epochs=order.epochs,
             after=order.after,
             use=order.use,
         )

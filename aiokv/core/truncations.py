@@ -19,10 +19,10 @@ import numpy as np
 from aiokv.core.admission import Admission
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import coverage_start
-from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.revocations import make_room
 from aiokv.core.world import World
-from aiokv.errors import CapacityError, InvalidTransition, UsageError
+from aiokv.errors import CapacityError, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray
 from aiokv.model.plan import DeferReason, Deferred
 
@@ -62,8 +62,7 @@ class Truncations:
             self._check_readable(record, confirmed)
             cuts = [self._cut(record, index, confirmed=confirmed) for index in range(len(record.tables))]
             if not self._make_room(record, cuts):
-                self._world.counters.alloc_failures[DeferReason.CAPACITY] += 1
-                return Deferred(DeferReason.CAPACITY)
+                return self._world.defer(DeferReason.CAPACITY)
             self._exchange(record, cuts)
             self._rewind(record, confirmed)
         record.keys = keys
@@ -76,13 +75,13 @@ class Truncations:
             edges = [
                 length - length % block
                 for index, block in enumerate(record.block_sizes)
-                if index not in record.state_slots and length % block and not self._owns(record, index, at=length)
+                if index not in record.state_slots and length % block and not self._may_write(record, index, at=length)
             ]
             if not edges:
                 return length
             length = min(edges)
 
-    def _owns(self, record: LeaseRecord, index: int, *, at: int) -> bool:
+    def _may_write(self, record: LeaseRecord, index: int, *, at: int) -> bool:
         """Whether the block that holds token `at` may be written."""
         position = at // record.block_sizes[index]
         return bool(self._are_writable(record.tables[index].view()[position : position + 1]).all())
@@ -149,9 +148,7 @@ class Truncations:
 
 def _check(record: LeaseRecord, num_tokens: int) -> None:
     record.check_open()
-    if record.state is not LeaseState.READY:
-        name = f"the lease of request {record.request.request_id!r}"
-        raise InvalidTransition(name, state=record.state.value, event="be truncated")
+    record.check_ready("be truncated")
     least = max(record.length, 1)
     if not least <= num_tokens <= record.keys.num_tokens:
         raise UsageError(f"cannot keep {num_tokens} tokens: {least} to {record.keys.num_tokens} can be kept")

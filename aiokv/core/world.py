@@ -18,12 +18,14 @@ from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
-from aiokv.core.lease_table import Epochs, LeaseRecord, LeaseTable
+from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
-from aiokv.core.slices import SLICE_BLOCKS, SliceQueue
+from aiokv.core.pool_values import Epochs
+from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -31,9 +33,8 @@ __all__ = ["SCAN_LIMIT", "Outbox", "World"]
 SCAN_LIMIT: Final = 16_384
 """Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
 
-
-_LOST_BATCHES: Final = 1024
-"""Losses of CPU blocks that are remembered for whoever stores them again; older ones are forgotten."""
+_GONE_BATCHES: Final = 1024
+"""Batches of CPU blocks that went, remembered for whoever stores them again; older ones are forgotten."""
 
 
 @final
@@ -67,13 +68,13 @@ class World:
         "cpu",
         "events",
         "geometry",
+        "gone_copies",
         "gpu",
         "gpu_moves",
         "hints",
         "inflight",
         "is_backend_lost",
         "leases",
-        "lost_copies",
         "lost_gpu_slots",
         "outbox",
         "slice_blocks",
@@ -108,11 +109,11 @@ class World:
         self.capacity_generation = 0
         self.gpu_moves = 0
         """Grows whenever what is next to be evicted from the GPU may have changed, save by stores themselves."""
-        self.lost_copies: deque[Evicted] = deque(maxlen=_LOST_BATCHES)
+        self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
         self.lost_gpu_slots: set[int] = set()
-        """Those whose copies were lost."""
+        """Those that copies of LOST transfers read or wrote."""
 
     @property
     def usable_gpu_slots(self) -> int:
@@ -125,8 +126,8 @@ class World:
         return self.cpu is not None and not self.is_backend_lost
 
     @property
-    def cpu_index(self) -> Pool | None:
-        """The CPU pool for a lookup; none without a usable CPU tier."""
+    def usable_cpu(self) -> Pool | None:
+        """The CPU pool; none where nothing may be looked up or stored there."""
         return self.cpu if self.has_cpu_tier else None
 
     @property
@@ -140,11 +141,10 @@ class World:
             size, expected = keys.hash_block_size, self.geometry.hash_block_size
             raise UsageError(f"these keys hash blocks of {size} tokens, the geometry {expected}")
 
-    def forget_store(self, transfer: Transfer) -> None:
-        """Tell those who want a store, where they still live, that it has ended."""
-        for lease_id in transfer.waiters:
-            if lease_id in self.leases:
-                self.leases.find(lease_id).storing.discard(transfer.transfer_id)
+    def defer(self, reason: DeferReason) -> Deferred:
+        """The answer to whom must wait, counted."""
+        self.counters.alloc_failures[reason] += 1
+        return Deferred(reason)
 
     def pool(self, tier: Tier) -> Pool | None:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
@@ -204,6 +204,8 @@ class World:
             return np.zeros(len(slots), np.bool_)
         digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
         is_new = pool.register(slots, digests, blocks.group)
+        if tier is Tier.GPU:
+            self.hints.forget_hits(slots[is_new])
         self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
         if self.hints.wanted:
             self.hints.note_arrivals(tier, digests[is_new], group=blocks.group)
@@ -214,7 +216,22 @@ class World:
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
         if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
-            self.lost_copies.append(evicted)
+            self.gone_copies.append(evicted)
+
+    def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
+        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
+        tier = transfer.direction.target_tier
+        targets = transfer.bound_targets
+        for stop in range(len(transfer), 0, -self.slice_blocks):
+            start = max(stop - self.slice_blocks, 0)
+            if outcome is Outcome.OK and self.may_copy(transfer):
+                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop))
+            if outcome is Outcome.LOST:
+                self.quarantine(transfer, start=start, stop=stop)
+            self.end_copies(transfer, start=start, stop=stop)
+            if start:
+                yield
+        self.inflight.remove(transfer)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
@@ -259,11 +276,11 @@ class World:
 
     def may_register(self, record: LeaseRecord) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
-        return record.gpu_epoch == self.gpu.epoch
+        return record.epochs.gpu == self.gpu.epoch
 
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
-        return self.cpu is not None and (holder.gpu_epoch, holder.cpu_epoch) == (self.gpu.epoch, self.cpu.epoch)
+        return self.cpu is not None and holder.epochs == self.epochs
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
         self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)

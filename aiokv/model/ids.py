@@ -49,3 +49,13 @@ class Direction(Enum):
 
     LOAD = "load"
     STORE = "store"
+
+    @property
+    def source_tier(self) -> Tier:
+        """Where it reads."""
+        return Tier.CPU if self is Direction.LOAD else Tier.GPU
+
+    @property
+    def target_tier(self) -> Tier:
+        """Where it writes."""
+        return Tier.GPU if self is Direction.LOAD else Tier.CPU

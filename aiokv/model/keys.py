@@ -32,6 +32,7 @@ import numpy as np
 
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import DIGEST_WORDS, DigestArray
+from aiokv.model.numbers import is_whole
 from aiokv.model.tokens import TokenArray, TokenIds, as_tokens
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class MediaSpan:
     def __post_init__(self) -> None:
         if not _is_bytes(self.digest) or not self.digest:
             raise UsageError(f"a media digest must be non-empty bytes, not {self.digest!r}")
-        if not _is_int(self.start) or not 0 <= self.start < 2**62:
+        if not is_whole(self.start) or not 0 <= self.start < 2**62:
             raise UsageError(f"a media span must start at a token position, not at {self.start!r}")
-        if not _is_int(self.length) or not 0 < self.length < 2**62:
+        if not is_whole(self.length) or not 0 < self.length < 2**62:
             raise UsageError(f"a media span must cover at least one token, not {self.length!r}")
 
     @property
@@ -104,7 +105,7 @@ class BlockKeys:
         adapter: str | None = None,
         media: Iterable[MediaSpan] = (),
     ) -> None:
-        if not _is_int(hash_block_size) or not 0 < hash_block_size <= _MAX_BLOCK:
+        if not is_whole(hash_block_size) or not 0 < hash_block_size <= _MAX_BLOCK:
             raise ConfigError(f"hash_block_size must be an integer from 1 to {_MAX_BLOCK}, not {hash_block_size!r}")
         tokens = as_tokens(token_ids)
         self._hash_block_size = hash_block_size
@@ -183,7 +184,7 @@ class BlockKeys:
 
     def truncate(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens, their digests and their media; refused inside a media span."""
-        if not _is_int(num_tokens) or not 0 <= num_tokens <= self._num_tokens:
+        if not is_whole(num_tokens) or not 0 <= num_tokens <= self._num_tokens:
             raise UsageError(f"cannot keep {num_tokens!r} of {self._num_tokens} tokens")
         if num_tokens == self._num_tokens:
             return
@@ -194,6 +195,13 @@ class BlockKeys:
             self._hashed = self.num_blocks
             self._digests = self._digests[: self._hashed]
             self._hasher = None
+
+    def sibling(self, token_ids: TokenIds, *, media: Iterable[MediaSpan] | None = None) -> BlockKeys:
+        """Keys of other tokens with the same salt and adapter, and the same media unless others are given."""
+        keys = BlockKeys(token_ids, hash_block_size=self._hash_block_size, media=() if media is None else media)
+        keys._root = self._root
+        keys._media = self._media if media is None else keys._media
+        return keys
 
     def copy(self) -> BlockKeys:
         """An independent twin: same tokens, digests computed so far, media and root. Takes constant time."""
@@ -266,6 +274,8 @@ class _MediaMap:
     __slots__ = ("_spans", "_starts")
 
     def __init__(self, spans: Iterable[MediaSpan]) -> None:
+        if not isinstance(spans, Iterable):
+            raise UsageError(f"media must be MediaSpan values, not {spans!r}")
         given = list(spans)
         if not all(isinstance(span, MediaSpan) for span in given):
             raise UsageError("media must be MediaSpan values")
@@ -316,10 +326,6 @@ def _canonical_spans(spans: Sequence[MediaSpan], block_start: int) -> bytes:
         parts.append(struct.pack("<Q", len(span.digest)) + span.digest)
         parts.append(struct.pack("<QQ", span.start - block_start, span.length))
     return b"".join(parts)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _is_bytes(value: object) -> bool:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_whole
 
 __all__ = ["CacheGeometry", "ChunkedLocal", "FullAttention", "GroupSpec", "RecurrentState", "SlidingWindow"]
 
@@ -79,7 +80,7 @@ class CacheGeometry:
     """All groups of a model and the block size of the hashes, in tokens.
 
     `context_parallel` is the degree D of context parallelism: groups marked `sharded` have an effective block of
-    `block_size * D` tokens. `sub_block_hits` lets a prefix end inside a block (see `hash_block_size`).
+    `block_size * D` tokens. `sub_block_hits`, by which a prefix may end inside a block, is refused by this version.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -126,4 +127,4 @@ class CacheGeometry:
 
 
 def _is_positive_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return is_whole(value) and value > 0

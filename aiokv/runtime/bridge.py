@@ -131,9 +131,12 @@ class Bridge:
             return
         if ended == TICK_COMPLETIONS:
             self.ring()
+        elif ended:
+            self._misses = 0
+            self._arm(self._first_delay())
         else:
-            self._misses = 0 if ended else self._misses + 1
-            self._arm(self._next_delay(had_progress=ended > 0))
+            self._misses += 1
+            self._arm(self._next_delay())
 
     def _end_heads(self, *, limit: int) -> int:
         """How many have ended, at most `limit`. The first that did not end well is the last, and counts for all that is
@@ -150,9 +153,12 @@ class Bridge:
                 watched.on_end(status, detail)
         return ended
 
-    def _next_delay(self, *, had_progress: bool) -> float:
-        if had_progress:
-            return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
+    def _first_delay(self) -> float:
+        """Until one of the heads is expected to be done."""
+        return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
+
+    def _next_delay(self) -> float:
+        """After so many looks in vain."""
         if self._misses <= _FAST_STEPS:
             return _STEP_S
         doublings = min(self._misses - _FAST_STEPS, _MOST_DOUBLINGS)

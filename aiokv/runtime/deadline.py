@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from typing import TypeVar, final
 
 from aiokv.errors import AcquireTimeout, UsageError
+from aiokv.model.numbers import is_number
 
 __all__ = ["Deadline"]
 
@@ -24,12 +26,11 @@ class Deadline:
     __slots__ = ("_at", "_loop", "_request_id", "_timeout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, request_id: str, timeout: float | None) -> None:
-        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and timeout >= 0):
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise UsageError(f"timeout must be a number of seconds, zero or more, not {timeout!r}")
         self._loop = loop
         self._request_id = request_id
-        self._timeout = _seconds(timeout)
+        self._timeout = math.inf if timeout is None or timeout > sys.float_info.max else float(timeout)
         self._at = loop.time() + self._timeout
 
     async def wait(self, future: asyncio.Future[T]) -> T:
@@ -45,11 +46,3 @@ class Deadline:
     def _expire(self, future: asyncio.Future[T]) -> None:
         if not future.done():
             future.set_exception(AcquireTimeout(self._request_id, timeout=self._timeout))
-
-
-def _seconds(timeout: float | None) -> float:
-    """A whole number too large for a float is never reached either."""
-    try:
-        return math.inf if timeout is None else float(timeout)
-    except OverflowError:
-        return math.inf

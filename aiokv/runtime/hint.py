@@ -16,6 +16,7 @@ from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import Declined
 from aiokv.model.tokens import TokenIds
+from aiokv.runtime.arguments import Prompt, check_name, check_whole
 from aiokv.runtime.hashing import KeyOptions
 from aiokv.runtime.offload import Offloader
 
@@ -34,35 +35,19 @@ class HintOptions(KeyOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HintRequest:
+class HintRequest(Prompt):
     """What the caller asked for, checked at construction; `UsageError` names what is wrong."""
 
-    token_ids: TokenIds | BlockKeys
     tenant: str = "default"
     tier: Tier = Tier.GPU
     align: int = 1
-    salt: str | None = None
-    adapter: str | None = None
-    media: Iterable[MediaSpan] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tenant, str) or not self.tenant:
-            raise UsageError(f"tenant must be a non-empty string, not {self.tenant!r}")
+        check_name("tenant", self.tenant)
         if not isinstance(self.tier, Tier):
             raise UsageError(f"tier must be a Tier, not {self.tier!r}")
-        if not isinstance(self.align, int) or isinstance(self.align, bool) or self.align < 1:
-            raise UsageError(f"align must be a whole number of at least 1, not {self.align!r}")
-        if not isinstance(self.media, Iterable):
-            raise UsageError(f"media must be MediaSpan values, not {self.media!r}")
-        object.__setattr__(self, "media", tuple(self.media))
-        has_identity = self.salt is not None or self.adapter is not None or self.media
-        if isinstance(self.token_ids, BlockKeys) and has_identity:
-            raise UsageError("salt, adapter and media belong to the BlockKeys: give them to kv.keys()")
-
-    @property
-    def identity(self) -> KeyOptions:
-        """What the hashes depend on beside the tokens."""
-        return {"salt": self.salt, "adapter": self.adapter, "media": self.media}
+        check_whole("align", self.align, at_least=1)
+        Prompt.__post_init__(self)  # not super(): `slots` replaces the class that it would look for
 
 
 @final
@@ -72,12 +57,11 @@ class ResidenceHint:
     In recurrent groups that is so for requests that end their prefix where a state was captured.
     """
 
-    __slots__ = ("__weakref__", "_identity", "_is_closed", "_offloader", "_record")
+    __slots__ = ("__weakref__", "_is_closed", "_offloader", "_record")
 
-    def __init__(self, offloader: Offloader, record: HintRecord, *, identity: KeyOptions) -> None:
+    def __init__(self, offloader: Offloader, record: HintRecord) -> None:
         self._offloader = offloader
         self._record = record
-        self._identity = identity
         self._is_closed = False
 
     def __del__(self) -> None:
@@ -122,7 +106,10 @@ class ResidenceHint:
 
     @property
     def held_tokens(self) -> int:
-        """Leading tokens that it holds now; they grow by themselves as blocks of the prefix become resident."""
+        """Leading tokens that it holds now; they grow by themselves as blocks of the prefix become resident.
+
+        0 for a moment after a block was lost, to a wrong checksum say, until the rest has been looked at.
+        """
         return self._record.length
 
     @property
@@ -141,13 +128,15 @@ class ResidenceHint:
         `InvalidTransition` once it is released.
         """
         self._offloader.enter_for_intake()
-        identity = self._identity if media is None else KeyOptions(**{**self._identity, "media": media})
-        keys = _keys_of(self._offloader, token_ids, identity=identity)
-        if keys.identity != self._record.keys.identity:
+        own = self._record.keys
+        if not isinstance(token_ids, BlockKeys):
+            token_ids = own.sibling(token_ids, media=media)
+        elif media is not None:
+            raise UsageError("media belong to the BlockKeys: give them to kv.keys()")
+        if token_ids.identity != own.identity:
             raise UsageError("these tokens have another salt or adapter than the hint: keep another one")
-        if media is not None:
-            self._identity = identity
-        return self._hold(keys)
+        token_ids.hash_more(token_ids.num_blocks)
+        return self._hold(token_ids)
 
     def refresh(self) -> int | Declined:
         """Take hold again, of what is resident now: for a hint that was revoked, or that its quota stopped."""
@@ -176,17 +165,10 @@ class ResidenceHint:
 
 def keep(offloader: Offloader, request: HintRequest) -> ResidenceHint | Declined:
     """Take hold of what is resident of a prefix, and of what becomes so."""
-    keys = _keys_of(offloader, request.token_ids, identity=request.identity)
+    keys = request.token_ids
+    if not isinstance(keys, BlockKeys):
+        keys = BlockKeys(keys, hash_block_size=offloader.core.geometry.hash_block_size, **request.identity)
+    keys.hash_more(keys.num_blocks)
     record = offloader.core.hints.keep(keys, tenant=request.tenant, tier=request.tier, align=request.align)
     offloader.progress()
-    if isinstance(record, Declined):
-        return record
-    return ResidenceHint(offloader, record, identity=request.identity)
-
-
-def _keys_of(offloader: Offloader, token_ids: TokenIds | BlockKeys, *, identity: KeyOptions) -> BlockKeys:
-    """Hashed keys; the caller's own if they came as such."""
-    if not isinstance(token_ids, BlockKeys):
-        token_ids = BlockKeys(token_ids, hash_block_size=offloader.core.geometry.hash_block_size, **identity)
-    token_ids.hash_more(token_ids.num_blocks)
-    return token_ids
+    return record if isinstance(record, Declined) else ResidenceHint(offloader, record)

@@ -140,10 +140,10 @@ class Offloader:
 
     def try_admit(self, request: AcquireRequest) -> LeaseRecord | Deferred:
         """One attempt at admitting a request."""
-        return self.admitted(partial(self.core.try_acquire, request))
+        return self.try_admission(partial(self.core.try_acquire, request))
 
-    def admitted(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
-        """The result of one admission attempt, which is timed, and everything that follows from it."""
+    def try_admission(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
+        """Make one attempt, which is timed, and carry out what follows from it."""
         started = time.perf_counter()
         result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
@@ -259,7 +259,7 @@ class Offloader:
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
-        self._quiet = max(self._quiet - 1, 0)
+        self._quiet = max(self._quiet - 1, 0)  # `stop_intake` may have ended it before
         if not self._quiet:
             self.bridge.resume()
             self.schedule(self._serve)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from functools import partial
 from typing import Final, final
@@ -61,7 +62,7 @@ class Shutdown:
             with anyio.move_on_after(grace_s):
                 await offloader.when_drained()
             offloader.transfers.stop()
-            left = max(deadline - time.monotonic(), 0.0)
+            left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
             is_clean = await anyio.to_thread.run_sync(partial(_close, offloader.backend, deadline_s=left))
             self._end(is_clean=is_clean)
         finally:

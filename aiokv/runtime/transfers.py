@@ -48,7 +48,7 @@ _OUTCOMES: Final = {
 
 @final
 class _FailureReport:
-    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that a backend is lost, once."""
+    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that the backend is lost, once."""
 
     __slots__ = ("_is_lost", "_next_at", "_unreported")
 
@@ -57,13 +57,13 @@ class _FailureReport:
         self._unreported = 0
         self._is_lost = False
 
-    def failed(self, transfer: Transfer, detail: str, *, is_lost: bool) -> None:
-        """One transfer did not end well."""
-        if is_lost:
-            self.lost(detail)
+    def failed(self, transfer: Transfer, detail: str, *, outcome: Outcome) -> None:
+        """One transfer did not end well; where it is LOST, the backend is."""
         self._unreported += 1
         now = time.monotonic()
-        if not is_lost and now >= self._next_at:
+        if outcome is Outcome.LOST:
+            self.lost(detail)
+        elif now >= self._next_at:
             self._next_at = now + _REPORT_INTERVAL_S
             count, self._unreported = self._unreported, 0
             _log.warning("%d transfers failed, the last a %s: %s", count, transfer.direction.value, detail)
@@ -138,7 +138,7 @@ class TransferRunner:
         running = self._running.get(transfer_id)
         self._core.report(transfer_id, rank, outcome, corrupt=corrupt)
         if running is not None and outcome is not Outcome.OK:
-            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", is_lost=outcome is Outcome.LOST)
+            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", outcome=outcome)
         if running is not None:
             self._end_if_reported(running)
         self._carry_on()
@@ -226,7 +226,8 @@ class TransferRunner:
         if isinstance(error, BackendLost):
             self._core.lose_backend()
         detail = str(error) if is_known else f"it raised {error!r} at a submission"
-        self._report.failed(transfer, detail, is_lost=not isinstance(error, CopyFailed))
+        outcome = Outcome.FAILED if isinstance(error, CopyFailed) else Outcome.LOST
+        self._report.failed(transfer, detail, outcome=outcome)
         self._core.complete(transfer.transfer_id, Outcome.FAILED if is_known else Outcome.LOST)
 
     def _end_locally(self, running: _Running, *, event: DeviceEvent, status: EventStatus, detail: str) -> None:
@@ -236,7 +237,7 @@ class TransferRunner:
         if outcome is Outcome.CORRUPT and not copies:
             outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same
         if status is not EventStatus.DONE:
-            self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
+            self._report.failed(transfer, detail, outcome=outcome)
         for rank in self._outlet.local_ranks:
             self._core.report(transfer.transfer_id, rank, outcome, corrupt=copies)
         self._end_if_reported(running)

@@ -63,7 +63,7 @@ class Checks:
                 touched = gpu[: transfer.open_copies].tolist()
                 require(slot not in touched, f"GPU slot {slot} is written during a copy")
 
-    def unused(self, slot: int, tier: Tier, *, leases: Iterable[LeaseRecord]) -> None:  # one place
+    def unused(self, slot: int, tier: Tier, *, leases: Iterable[LeaseRecord]) -> None:
         """Nobody holds this slot of a tier."""
         if tier is Tier.GPU:
             self.writable(slot, leases=leases)

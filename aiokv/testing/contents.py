@@ -44,7 +44,7 @@ def names_of(transfer: Transfer, streams: Streams) -> list[bytes]:
 
 def tiers_of(transfer: Transfer) -> tuple[Tier, Tier]:
     """Where it reads and where it writes."""
-    return (Tier.CPU, Tier.GPU) if transfer.direction is Direction.LOAD else (Tier.GPU, Tier.CPU)
+    return transfer.direction.source_tier, transfer.direction.target_tier
 
 
 @final

@@ -62,7 +62,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.host.running)
     @rule(pick=PICKS, outcome=OUTCOMES, lost=RARELY)
-    def end(self, pick: int, outcome: Outcome, lost: object) -> None:
+    def end(self, pick: int, outcome: Outcome, *, lost: bool) -> None:
         """A copy ends on all ranks."""
         self.end_one(self.host.endable(pick), Outcome.LOST if lost else outcome)
 
@@ -84,7 +84,7 @@ class TierMachine(RuleBasedStateMachine):
         lost=RARELY,
         contradicts=st.booleans(),
     )
-    def report(self, pick: int, ranks: list[int], outcome: Outcome, lost: object, contradicts: object) -> None:
+    def report(self, pick: int, ranks: list[int], outcome: Outcome, *, lost: bool, contradicts: bool) -> None:
         """Parts of one copy end, the first one this way; a second time counts once, a contradiction not at all."""
         self.host.submit_all()
         if not self.host.running:
@@ -127,7 +127,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.host.leases or self.host.running)
     @rule(tiers=st.sampled_from([(), (), (Tier.GPU,), (Tier.CPU,)]), really=SELDOM)
-    def reset(self, tiers: tuple[Tier, ...], really: object) -> None:
+    def reset(self, tiers: tuple[Tier, ...], *, really: bool) -> None:
         """Tiers forget everything."""
         if really:
             self.seen["reset"] += 1

@@ -95,6 +95,7 @@ async def assert_ranks_gave_back(case: Case) -> None:
     await assert_all_given_back(case)
     answering.cancel()
     await asyncio.wait([answering])
+    assert answering.cancelled(), "whoever read before has left the place to the next reader"
 
 
 def answer(kv: KVRuntime) -> None:

@@ -13,14 +13,28 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from aiokv import CacheGeometry, KVRuntime, Lease, Outcome, RankTransfer, RuntimeConfig, StorePolicy, Tier, UsageError
-from aiokv.backends.host import HostBackend, HostFaults
+from aiokv import (
+    CacheGeometry,
+    CopyBatch,
+    Direction,
+    KVRuntime,
+    Lease,
+    Outcome,
+    RankTransfer,
+    RuntimeConfig,
+    StorePolicy,
+    Tier,
+    UsageError,
+)
+from aiokv.backends.base import EventStatus
+from aiokv.backends.host import HostBackend, HostEvent, HostFaults
 from aiokv.testing import FakeBackend
 from tests.cancellation.lives import Engine, Life
 from tests.cancellation.moods import Moods, assert_enough
@@ -94,6 +108,46 @@ class Bytes:
             slots = np.repeat(lease.block_ids(group), BLOCK)[:stop]
             held = np.flatnonzero(slots)
             assert (arena[slots[held], held % BLOCK] == values[held, None]).all()
+
+
+@final
+class TornEvent:
+    """A host copy of which nothing is left in its target when it has failed."""
+
+    def __init__(self, event: HostEvent, *, tear: Callable[[], None]) -> None:
+        self._event = event
+        self._tear = tear
+
+    def query(self) -> EventStatus:
+        status = self._event.query()
+        if status is EventStatus.FAILED:
+            self._tear()
+        return status
+
+    def detail(self) -> str:
+        return self._event.detail()
+
+
+@final
+class TornCopies:
+    """The host backend; its failed copies leave no right byte behind. The transfer still holds the target then."""
+
+    def __init__(self, engine: Bytes, *, faults: HostFaults) -> None:
+        self._engine = engine
+        self._host = HostBackend(faults=faults)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever else a backend does
+        return getattr(self._host, name)
+
+    def submit(self, batch: CopyBatch) -> TornEvent:
+        return TornEvent(self._host.submit(batch), tear=partial(self._tear, batch))
+
+    def _tear(self, batch: CopyBatch) -> None:
+        for slot in batch.target_blocks.tolist():
+            if batch.direction is Direction.LOAD:
+                self._engine.arenas[batch.group][0][slot] = 0
+            else:
+                self._host.cpu_slot(slot)[:] = 0
 
 
 def kv_of(lease: Lease, stop: int) -> NDArray[np.uint32]:
@@ -229,7 +283,7 @@ async def test_every_token_of_a_life_reads_what_was_computed_for_its_prefix(
     asyncio.get_running_loop().set_debug(False)
     engine = Bytes(geometry, gpu_blocks=gpu_blocks)
     settings = {"gpu_blocks": gpu_blocks, "cpu_blocks": 240, "store_policy": policy, "arenas": engine.arenas}
-    async with opened(HostBackend(faults=faults), geometry=geometry, **settings) as kv:
+    async with opened(TornCopies(engine, faults=faults), geometry=geometry, **settings) as kv:
         storm = Storm(kv, engine, seed=7, within=20)
         await asyncio.wait_for(storm.blow(), 50.0)
         await kv.drain()

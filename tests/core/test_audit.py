@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -360,6 +361,13 @@ def test_there_is_no_result_before_the_last_slice(scene: Scene) -> None:
     with pytest.raises(UsageError, match="has not ended"):
         _ = run.result
     run.close()
+
+
+@pytest.mark.parametrize("slice_slots", [0, -1, True, 1.5, float("nan"), "8", None])
+def test_a_slice_of_no_slots_is_refused(scene: Scene, slice_slots: Any) -> None:  # noqa: ANN401  # anything
+    """Such an audit would never end."""
+    with pytest.raises(UsageError, match="slice_slots must be a whole number of at least 1"):
+        scene.cache.audit_in_slices(slice_slots=slice_slots)
 
 
 def leave(scene: Scene) -> None:

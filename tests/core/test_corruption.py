@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import pytest
@@ -346,15 +345,12 @@ def test_the_same_corrupt_report_twice_counts_once_and_another_one_is_refused() 
     ("outcome", "copies"),
     [
         (CORRUPT, []), (CORRUPT, [5]), (CORRUPT, [-1]), (CORRUPT, [0, 5]), (CORRUPT, [True]), (CORRUPT, [1.0]),
-        (CORRUPT, "0"), (CORRUPT, [None]), (CORRUPT, 0), (CORRUPT, None),
+        (CORRUPT, "0"), (CORRUPT, [None]), (CORRUPT, None), (CORRUPT, 1), (CORRUPT, np.array([[0]])), (OK, None),
         (OK, [0]), (FAILED, [0]), (LOST, [0]), (Outcome.DROPPED, [0]),
     ],
     ids=str,
 )  # fmt: skip
-def test_a_report_that_names_what_cannot_be_corrupt_changes_nothing(
-    outcome: Outcome,
-    copies: Any,  # noqa: ANN401  # anything
-) -> None:
+def test_a_report_that_names_what_cannot_be_corrupt_changes_nothing(outcome: Outcome, copies: Collection[int]) -> None:
     h = host()
     _, load = loading(h)
     before = h.cache.snapshot()

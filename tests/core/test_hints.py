@@ -446,6 +446,96 @@ def test_a_block_whose_bytes_have_rotted_is_let_go() -> None:
     end(h, hint)
 
 
+@pytest.mark.parametrize("hints", [1, 2, 3])
+def test_hints_that_share_a_rotten_block_let_it_go_though_their_quota_is_used_up(hints: int) -> None:
+    """A shorter prefix needs another block of the window: there is room for it once all have let go of the rest."""
+    h = host(FULL, WINDOW, cpu=10, quota=0.7)
+    h.place(0, range(5), tier=CPU)
+    h.place(0, range(2, 5), group=1, tier=CPU)
+    kept = [keep(h, 20, tier=CPU) for _ in range(hints)]
+    assert [(hint.length, len(hint.slots)) for hint in kept] == [(20, 7)] * hints
+    record = h.admit(0, 24)
+    h.submit_all()
+    load = next(transfer for transfer in h.running if transfer.group == 0)
+    h.report(load, 0, outcome=Outcome.CORRUPT, corrupt=(4,))
+    h.run_slices()
+    h.check()
+    assert h.letters(0)[:5] == "cccc-"
+    assert [(hint.length, len(hint.slots)) for hint in kept] == [(16, 6)] * hints
+    h.release(record)
+    h.turn()
+    h.end_all()
+    for hint in kept[1:]:
+        h.cache.hints.release(hint)
+    h.place(0, (4,), tier=CPU)
+    h.run_slices()
+    assert kept[0].length == 20, "what has gone is waited for"
+    end(h, *kept)
+
+
+def test_a_lost_block_is_let_go_though_nothing_else_can_be_held() -> None:
+    """All that a shorter prefix would need was promised to a request: the hint holds nothing, and waits."""
+    h = host(FULL, WINDOW, gpu=18, cpu=20, slice_blocks=1)
+    h.place(0, range(5), tier=GPU)
+    h.place(0, range(2, 5), group=1, tier=GPU)
+    hint = keep(h, 20)
+    record = h.admit(0, 21, first_chunk=1)
+    h.turn()
+    h.submit_all()
+    store = next(transfer for transfer in h.running if transfer.group == 0 and 4 in transfer.positions)
+    h.release(record)
+    busy = h.admit(1, 8)
+    h.confirm(busy, 8)
+    h.end(store, Outcome.LOST)
+    h.run_slice()
+    assert len(hint.slots) == 7
+    rival = h.acquire(2, 1, reserve_tokens=8)
+    assert isinstance(rival, LeaseRecord)
+    h.run_slices()
+    h.check()
+    assert (hint.length, len(hint.slots), hint.state) == (0, 0, HintState.HELD)
+    h.release(busy)
+    h.release(rival)
+    end(h, hint)
+
+
+def test_from_the_report_of_a_loss_on_a_hint_vouches_for_no_more_than_a_request_hits() -> None:
+    """A request that comes before the next slice hits less than was held; the hint must not say otherwise."""
+    h = host(cpu=20)
+    h.place(0, range(4), tier=CPU)
+    hint = keep(h, 16, tier=CPU)
+    record = h.admit(0, 17)
+    h.submit_all()
+    h.report(h.running[0], 0, outcome=Outcome.CORRUPT, corrupt=(1,))
+    other = h.acquire(0, 17)
+    assert isinstance(other, LeaseRecord)
+    assert hint.length <= other.length == 4
+    assert not hint.is_whole
+    h.run_slices()
+    assert hint.length == 4
+    h.release(record)
+    h.release(other)
+    end(h, hint)
+
+
+def test_hints_that_lost_a_block_find_room_for_what_is_left_when_all_have_let_go() -> None:
+    """The shorter prefix needs other blocks of the window; the quota is counted while a second hint holds the old."""
+    h = host(FULL, WINDOW, cpu=20, quota=0.5)
+    h.place(0, range(8), tier=CPU)
+    h.place(0, range(8), tier=CPU, group=1)
+    hints = [keep(h, 32, tier=CPU), keep(h, 32, tier=CPU)]
+    record = h.admit(0, 33)
+    h.submit_all()
+    h.report(h.running[0], 0, outcome=Outcome.CORRUPT, corrupt=(5,))
+    h.run_slices()
+    h.check()
+    assert [(hint.length, len(hint.slots)) for hint in hints] == [(20, 7), (20, 7)]
+    assert h.cache.hints.update(hints[0], h.keys(0, 32)) == 20
+    h.check()
+    h.release(record)
+    end(h, *hints)
+
+
 def test_the_cpu_tier_stores_around_what_is_kept() -> None:
     """A store never revokes: it is skipped and counted."""
     h = host(cpu=6)

@@ -17,7 +17,7 @@ from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
 from aiokv.errors import CapacityError
 from aiokv.model.ids import SlotArray, Tier
 from aiokv.model.plan import DeferReason, Deferred, Outcome
-from aiokv.model.spec import FullAttention, GroupSpec, RecurrentState
+from aiokv.model.spec import FullAttention, GroupSpec, RecurrentState, SlidingWindow
 from aiokv.testing.host import Host
 from aiokv.testing.streams import geometry_of
 
@@ -49,6 +49,14 @@ def press(h: Host, blocks: int) -> LeaseRecord:
     assert h.extend(record, 4 * blocks - 1) == 4 * blocks
     h.check()
     return record
+
+
+def press_beyond(h: Host) -> None:
+    """A request that takes one block of each group more than hints leave."""
+    counts = h.counts(GPU)
+    blocks = (counts.free + counts.evictable) // len(h.sizes) + 1
+    assert isinstance(h.acquire(2, 1, reserve_tokens=4 * blocks - 1), LeaseRecord)
+    h.check()
 
 
 def deferred(answer: object) -> DeferReason:
@@ -100,6 +108,52 @@ def test_a_hint_that_requests_hit_stays_longer_than_one_that_nobody_hits() -> No
     h.run_slices()
     press(h, 14)
     assert (first.state, second.state, third.state) == (HintState.HELD, HintState.REVOKED, HintState.REVOKED)
+    h.tear_down()
+
+
+WINDOW: Final = SlidingWindow("window", block_size=4, window=6)
+DRAFT: Final = FullAttention("draft", block_size=4, lookahead=True)
+
+
+@pytest.mark.parametrize(
+    ("groups", "tokens"), [((DRAFT,), 18), ((FULL, WINDOW), 25), ((WINDOW, FULL), 25)], ids=("draft", "last", "first")
+)
+def test_what_a_request_only_probes_or_needs_no_more_makes_no_hint_less_worth(
+    groups: tuple[GroupSpec, ...], tokens: int
+) -> None:
+    """The block behind a prefix is never pinned, and a longer prefix needs others of a window, in whatever order."""
+    h = host(*groups, gpu=27)
+    hints = []
+    for stream in (0, 1):
+        for group in range(len(groups)):
+            h.place(stream, range(6), group=group, tier=GPU)
+        hints.append(h.cache.hints.keep(h.keys(stream, 17), tenant="a"))
+    used, silent = hints
+    assert isinstance(used, HintRecord) and isinstance(silent, HintRecord)
+    h.release(h.admit(0, tokens, first_chunk=1))
+    h.run_slices()
+    press_beyond(h)
+    assert (used.state, silent.state) == (HintState.HELD, HintState.REVOKED)
+    h.tear_down()
+
+
+def test_what_a_slot_held_before_makes_no_hint_worth_more() -> None:
+    """A hit of the block whose slot became the last one of a hint was no hit of that hint."""
+    h = host(WINDOW, gpu=13)
+    h.place(0, range(2), tier=GPU)
+    silent = h.cache.hints.keep(h.keys(0, 12), tenant="a")
+    assert isinstance(silent, HintRecord)
+    later = keep(h, 12, stream=1)
+    h.place(2, (8, 9), tier=GPU)
+    h.release(h.admit(2, 41, first_chunk=1))
+    others = h.cache.find_blocks(h.keys(2), group=0, tier=GPU).slots[8:10].tolist()
+    h.evict(2, (8, 9), tier=GPU)
+    h.place(0, (2,), tier=GPU)
+    h.run_slices()
+    assert silent.length == 12
+    assert set(silent.slots.tolist()) & set(others)
+    press_beyond(h)
+    assert (silent.state, later.state) == (HintState.REVOKED, HintState.HELD)
     h.tear_down()
 
 

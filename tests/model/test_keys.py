@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -299,3 +299,20 @@ def test_media_spans_are_validated(digest: object, start: object, length: object
 def test_media_must_be_spans(wrong: object) -> None:
     with pytest.raises(UsageError, match="MediaSpan"):
         keys_of(range(8), media=cast("list[MediaSpan]", [wrong]))
+
+
+def test_a_sibling_has_the_salt_adapter_and_media_of_its_twin_and_tokens_of_its_own() -> None:
+    """Law 10: it hashes as if it had been made from the same fields."""
+    media = [MediaSpan(IMAGE, 5, 3)]
+    keys = keys_of(range(20), salt="s", adapter="a", media=media)
+    before = all_digests(keys)
+    assert all_digests(keys.sibling(range(30))) == all_digests(keys_of(range(30), salt="s", adapter="a", media=media))
+    assert all_digests(keys.sibling(range(30), media=())) == all_digests(keys_of(range(30), salt="s", adapter="a"))
+    assert keys.sibling([]).identity == keys.identity
+    assert all_digests(keys) == before
+
+
+@pytest.mark.parametrize("media", [5, None, ["image"]])
+def test_media_that_are_none_are_refused(media: Any) -> None:  # noqa: ANN401  # anything
+    with pytest.raises(UsageError, match="media must be MediaSpan values"):
+        keys_of(range(20), media=media)

@@ -377,6 +377,17 @@ async def test_one_behind_the_head_times_out_by_its_own_deadline() -> None:
         (await head).release()
 
 
+async def test_a_timeout_beyond_all_clocks_is_none() -> None:
+    async with opened() as case:
+        holder = await case.kv.acquire("there", prompt(8, extra=0), timeout=10**400)
+        waiting = asyncio.create_task(case.kv.admit("waits", prompt(1, seed=1), timeout=10**400))
+        await turns(3)
+        assert not waiting.done()
+        holder.release()
+        (await waiting).release()
+        await assert_all_given_back(case)
+
+
 async def test_a_timeout_of_zero_takes_what_is_there_and_waits_for_nothing() -> None:
     async with opened() as case:
         holder = await case.kv.acquire("there", prompt(8, extra=0), timeout=0)

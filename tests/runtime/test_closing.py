@@ -426,3 +426,11 @@ async def test_drain_does_not_wait_for_leases_and_lets_requests_in() -> None:
         await draining
         lease.release()
         other.release()
+
+
+async def test_a_grace_longer_than_a_thread_can_wait_is_no_fault() -> None:
+    """Nothing is running: the runtime is closed at once, and its arenas are freed."""
+    kv = runtime_of(HostBackend(), close_grace_s=1e300)
+    async with kv:
+        store_something(kv)
+    assert_nothing_held(kv)

@@ -159,6 +159,7 @@ def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() 
         ("watermark = true", "watermark must be a number"),
         ("lease_age_limit_s = 0", "lease_age_limit_s must be a number of seconds, more than zero"),
         ("lease_age_limit_s = inf", "lease_age_limit_s must be a number of seconds"),
+        (f"lease_age_limit_s = 1{'0' * 400}", "lease_age_limit_s must be a number of seconds"),
         ("lease_age_limit_s = nan", "lease_age_limit_s must be a number of seconds"),
         ('lease_age_limit_s = "90"', "lease_age_limit_s must be a number of seconds"),
         ("lease_age_limit_s = true", "lease_age_limit_s must be a number of seconds"),

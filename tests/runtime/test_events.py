@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -156,13 +157,33 @@ async def test_a_stream_of_a_closed_runtime_ends_at_once(made: str) -> None:
         assert entered.take() == seen == []
 
 
-async def test_a_second_reader_of_a_stream_is_told_that_there_is_one() -> None:
-    """Else one of the two would wait for ever; another stream serves another reader."""
-    async with KVRuntime(_config()) as kv, kv.events() as stream, kv.events() as other:
-        first: asyncio.Future[CacheEvent] = asyncio.ensure_future(anext(stream))
+async def test_a_second_reader_of_one_stream_is_told_that_there_is_one() -> None:
+    """Only one of them could be woken: the other one would wait for ever."""
+    async with KVRuntime(_config()) as kv, kv.events() as stream:
+        first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         with pytest.raises(UsageError, match="another task"):
             await anext(stream)
         make_resident(kv, range(_BLOCK), {"full": "g"})
-        await kv.drain()
-        assert await asyncio.wait_for(first, 10.0) == await anext(other)
+        assert isinstance(await asyncio.wait_for(first, 10.0), BlockStored)
+
+
+async def test_who_reads_on_in_the_turn_in_which_a_reader_is_cancelled_is_woken() -> None:
+    """The one that leaves takes no wake-up from the one that has come in its place."""
+    async with KVRuntime(_config()) as kv, kv.events() as stream:
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        first.cancel()
+        asyncio.get_running_loop().call_soon(partial(make_resident, kv, range(_BLOCK), {"full": "g"}))
+        async with asyncio.timeout(10.0):
+            assert isinstance(await anext(stream), BlockStored)
+        assert first.cancelled()
+
+
+async def test_a_reader_that_has_left_gets_nothing_of_what_comes_later() -> None:
+    """What it had not read yet it may still read; then it is told of the end."""
+    async with KVRuntime(_config()) as kv:
+        async with kv.events() as stream:
+            make_resident(kv, range(_BLOCK), {"full": "g"})
+        make_resident(kv, range(500, 500 + _BLOCK), {"full": "g"})
+        assert [type(event) async for event in stream] == [BlockStored]

@@ -167,6 +167,42 @@ async def test_raw_tokens_are_hashed_with_the_salt_adapter_and_media_of_the_hint
         await assert_all_given_back(case)
 
 
+async def test_raw_tokens_are_hashed_like_the_keys_that_a_hint_was_kept_with() -> None:
+    """Law 10: what was in the keys, the salt, the adapter and the media, is in those of the next turn."""
+    async with opened(hint_quota=1.0) as case:
+        keys = case.kv.keys(prompt(4), salt="s", adapter="a", media=(MediaSpan(b"picture", 3, 4),))
+        lease = granted(case.kv, keys)
+        lease.confirm(lease.num_tokens)
+        with case.kv.keep(case.kv.keys(prompt(2), salt="s", adapter="a")) as other, case.kv.keep(keys) as hint:
+            assert isinstance(hint, ResidenceHint) and isinstance(other, ResidenceHint)
+            assert other.update(prompt(4)) == 0
+            assert other.update(prompt(4), media=(MediaSpan(b"picture", 3, 4),)) == 64
+            assert hint.update(prompt(2)) == 32
+            assert hint.update(prompt(4)) == 64
+        lease.release()
+        await assert_all_given_back(case)
+
+
+async def test_media_of_a_hint_change_with_what_it_holds_and_not_otherwise() -> None:
+    """Law 2: a declined or refused update leaves them; an iterator is read once; keys have media of their own."""
+    async with opened(hint_quota=0.5) as case:
+        make_resident(case.kv, prompt(3), {GROUP: "ggg"})
+        picture = MediaSpan(b"picture", 3, 4)
+        hint = kept(case.kv, prompt(3))
+        assert hint.update(prompt(6), media=(picture,)) == Declined(DeclineReason.QUOTA)
+        assert hint.update(prompt(3)) == 48
+        with pytest.raises(UsageError, match="media belong to the BlockKeys"):
+            hint.update(case.kv.keys(prompt(3)), media=(picture,))
+        for wrong in (5, ["picture"]):
+            with pytest.raises(UsageError, match="media must be MediaSpan values"):
+                hint.update(prompt(3), media=wrong)  # type: ignore[arg-type]  # that is the point
+        assert hint.update(prompt(3)) == 48
+        assert hint.update(prompt(3), media=iter((picture,))) == 0
+        assert hint.update(prompt(3)) == 0
+        hint.release()
+        await assert_all_given_back(case)
+
+
 async def test_what_a_caller_does_to_their_keys_later_changes_no_hint() -> None:
     async with opened(hint_quota=1.0) as case:
         make_resident(case.kv, prompt(4), {GROUP: "gggg"})

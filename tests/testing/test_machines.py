@@ -64,6 +64,8 @@ def test_the_runtime_keeps_all_invariants_on_a_loop_that_is_stepped(caplog: pyte
         "forked",
         "rank ok",
         "reset",
+        "hint kept",
+        "hint declined quota",
     )
     missed = {kind: seen[kind] for kind in rare if seen[kind] < LEAST}
     assert not missed, (missed, seen)

@@ -8,14 +8,19 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from aiokv import Direction, KVRuntime, Outcome, Tier
-from aiokv.cli.bench.collector import GarbagePauses
+from aiokv.cli.bench.garbage import GarbagePauses
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.memory import MemoryTrend
 from aiokv.cli.bench.soak.settings import SoakSettings
 from aiokv.core.counters import Closing
+from aiokv.model.plan import Checksum
 from aiokv.testing import InjectedFaults
 
 __all__ = [
+    "COUNTED",
+    "HELD",
+    "MIX",
+    "ZEROS",
     "complaints_about",
     "core_figures",
     "end_figures",
@@ -25,9 +30,13 @@ __all__ = [
     "pools_conserved",
 ]
 
-ZEROS: Final = (
-    "leases", "pins", "reservations", "orphans", "violations", "corrupt", "errors", "hung", "leaked",
+HELD: Final = ("leases", "pins", "reservations", "orphans", "hints")
+"""What may be held."""
+COUNTED: Final = (
+    "loaded_blocks", "failed_loads", "stores", "failed_stores", "evicted", "leaked", "found", "accounting_errors",
 )  # fmt: skip
+"""What the runtime itself counts."""
+ZEROS: Final = (*HELD, "violations", "corrupt", "errors", "hung", "leaked")
 """Must be nothing, always."""
 
 MIX: Final = (
@@ -35,6 +44,7 @@ MIX: Final = (
     "failed_loads", "failed_stores", "planned_again", "loaded_blocks", "compared_blocks", "gpu_tokens", "cpu_tokens",
     "computed_tokens", "generated", "extended", "extensions_waited", "truncated", "forked", "preempted", "resumed",
     "resets_gpu", "resets_cpu", "resets_both", "stores", "evicted", "harvested_gpu_tokens", "harvested_cpu_tokens",
+    "audits_sliced", "hints_kept", "hints_checked", "hints_revoked",
 )  # fmt: skip
 """Must have happened in a run that is long enough to be judged by it."""
 
@@ -55,13 +65,15 @@ def pools_conserved(kv: KVRuntime) -> bool:
 
 
 def end_figures(kv: KVRuntime) -> dict[str, int]:
-    """What is held now; `orphans` are unfinished transfers that nobody waits for."""
+    """What is held now; `orphans` are unfinished transfers that no live lease waits for."""
     audit = kv.audit()
+    live = {record.lease_id for record in kv.core.leases()}
     return {
         "leases": len(audit.leases),
         "pins": sum(pin.blocks for pin in audit.pins),
         "reservations": sum(reservation.blocks for reservation in audit.reservations),
-        "orphans": sum(not transfer.waiters for transfer in kv.core.transfers()),
+        "hints": sum(hint.blocks for hint in audit.hints),
+        "orphans": sum(live.isdisjoint(transfer.waiters) for transfer in kv.core.transfers()),
     }
 
 
@@ -75,6 +87,7 @@ def core_figures(kv: KVRuntime) -> dict[str, int]:
         "failed_stores": counters.transferred_blocks[Direction.STORE, Outcome.FAILED],
         "evicted": sum(counters.evicted_blocks.values()),
         "leaked": counters.leases_closed[Closing.FINALIZER],
+        "found": counters.corrupt_blocks,
         "accounting_errors": _accounting_errors(kv),
     }
 
@@ -103,15 +116,26 @@ def measured_figures(meter: HoldMeter, *, memory: MemoryTrend, pauses: GarbagePa
 def complaints_about(figures: Mapping[str, object], *, settings: SoakSettings) -> tuple[str, ...]:
     """Each promise that was not kept, in words."""
     found = [f"{name} must be 0 at the end, it is {figures[name]}" for name in ZEROS if figures[name]]
+    found += [f"{name} cannot be told" for name in ZEROS if figures[name] is None]
     found += [f"{name} is not so" for name in ("pools_conserved", "whole_pool") if not figures[name]]
+    if figures["found"] not in (None, figures["flipped_loaded"]):
+        found.append(f"{figures['flipped_loaded']} changed blocks were loaded, {figures['found']} were found")
     if settings.seconds < LONG_ENOUGH_S:
         return tuple(found)
-    if missing := [name for name in MIX if not figures[name]]:
+    if missing := [name for name in _mix_of(settings) if not figures[name]]:
         found.append(f"too little was tried: no {', no '.join(missing)}")
     growth = figures["rss_slope_percent"]
     if isinstance(growth, float) and growth >= MOST_GROWTH_PERCENT:
         found.append(f"memory grew by {growth} % after the warm-up, the limit is {MOST_GROWTH_PERCENT} %")
     return tuple(found)
+
+
+def _mix_of(settings: SoakSettings) -> tuple[str, ...]:
+    """What must happen with these groups, this checksum and these ranks."""
+    states = ("captured", "compared_states") if settings.recurrent else ()
+    damage = ("flipped", "found") if settings.checksum is not Checksum.OFF else ()
+    ranks = ("rank_reports", "rank_failures") if settings.remote_ranks else ()
+    return (*MIX, *states, *damage, *ranks)
 
 
 def _accounting_errors(kv: KVRuntime) -> int:

@@ -1,34 +1,36 @@
-"""One run: open, load, stop, harvest, settle, look.
+"""One run: open, load, stop, end.
 
 The clients stop by themselves when the time is over; who does not within a grace is *hung*. Then the faults stop too,
-and the *harvest* asks once more for every conversation, from the GPU tier and, after a reset, from the CPU tier alone:
-what the storm has left in the cache is compared like everything before.
+and `ending.py` takes over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, final
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv.backends.host import HostBackend, HostFaults, Stall
-from aiokv.cli.bench.collector import GarbagePauses, frozen_garbage
+from aiokv.cli.bench.backends import PoisoningBackend
+from aiokv.cli.bench.garbage import GarbagePauses, frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
-from aiokv.cli.bench.passing import PoisoningBackend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.soak import findings
 from aiokv.cli.bench.soak.client import Client
-from aiokv.cli.bench.soak.session import Session
-from aiokv.cli.bench.soak.settings import BLOCK, GEOMETRY, Sabotage, SoakSettings
+from aiokv.cli.bench.soak.damage import DamagingBackend, damage_now_and_then
+from aiokv.cli.bench.soak.ending import Ending, noted
+from aiokv.cli.bench.soak.keeper import Keeper
+from aiokv.cli.bench.soak.ranks import RemoteRanks
+from aiokv.cli.bench.soak.settings import BLOCK, Sabotage, SoakSettings
 from aiokv.cli.bench.soak.world import World, tenants_of
 from aiokv.cli.output import new_progress
-from aiokv.errors import AcquireTimeout
+from aiokv.errors import AiokvError
+from aiokv.model.plan import Checksum
 from aiokv.testing import FaultyBackend
 
 __all__ = ["SCHEMA_VERSION", "soak"]
@@ -36,12 +38,14 @@ __all__ = ["SCHEMA_VERSION", "soak"]
 SCHEMA_VERSION: Final = 1
 _TOKEN_WORDS: Final = 4
 _SAMPLE_S: Final = 0.25
-_SAMPLES_PER_AUDIT: Final = 4
+_SAMPLES_PER_COLLECTION: Final = 4
+_AUDIT_PAUSE_S: Final = 0.3
+_AUDITS_IN_SLICES: Final = 3
+"""For each one in a single hold."""
 _RESET_PAUSE_S: Final = 0.7
 _RESETTING: Final = 0.8
 """Of the time of a run."""
 _CLIENT_GRACE_S: Final = 20.0
-_SETTLE_GRACE_S: Final = 5.0
 _CORRUPT_EVERY: Final = 50
 _STUCK_COPY: Final = 100
 
@@ -65,7 +69,18 @@ def soak(settings: SoakSettings) -> BenchReport:
 class _Run:
     """The parts of one run."""
 
-    __slots__ = ("_backend", "_kept", "_memory", "_meter", "_on_time", "_settings", "_stall", "_trend")
+    __slots__ = (
+        "_answering",
+        "_backend",
+        "_damage",
+        "_kept",
+        "_memory",
+        "_meter",
+        "_on_time",
+        "_settings",
+        "_stall",
+        "_trend",
+    )
 
     def __init__(self, settings: SoakSettings, *, meter: HoldMeter, on_time: Callable[[float], None]) -> None:
         self._settings = settings
@@ -73,11 +88,13 @@ class _Run:
         self._on_time = on_time
         self._stall = Stall()
         self._kept: list[Lease] = []
+        self._answering: list[asyncio.Task[None]] = []
         self._trend = MemoryTrend()
-        self._memory = KvBytes(GEOMETRY, gpu_blocks=settings.gpu_blocks, token_words=_TOKEN_WORDS)
+        self._memory = KvBytes(settings.geometry, gpu_blocks=settings.gpu_blocks, token_words=_TOKEN_WORDS)
         host = HostBackend(faults=_sabotaged(settings.sabotage, stall=self._stall))
+        self._damage = DamagingBackend(PoisoningBackend(host, memory=self._memory, meter=meter), host=host)
         self._backend = FaultyBackend(
-            PoisoningBackend(host, memory=self._memory, meter=meter),
+            self._damage,
             seed=settings.seed,
             fail=settings.faults,
             late=settings.faults,
@@ -85,34 +102,62 @@ class _Run:
         )
 
     async def run(self) -> dict[str, Any]:
-        """The figures."""
-        config = RuntimeConfig(
-            geometry=GEOMETRY,
+        """The figures. `ConfigError` for what no runtime can be built from."""
+        kv = KVRuntime(self._config(), arenas=self._memory.arenas)
+        world = World(kv=kv, memory=self._memory, meter=self._meter, tenants=tenants_of(self._settings.seed))
+        asyncio.get_running_loop().set_exception_handler(partial(_note_context, world))
+        is_open = await _open(world)
+        ending = Ending(world, settings=self._settings)
+        with frozen_garbage(self._meter) as pauses:
+            try:
+                if is_open:
+                    await self._soak(world, ending=ending, pauses=pauses)
+                found = await ending.settle()
+            finally:
+                self._stall.release.set()
+                await ending.close()
+        return self._figures(world, found, pauses=pauses)
+
+    async def _soak(self, world: World, *, ending: Ending, pauses: GarbagePauses) -> None:
+        """The storm, and the harvest."""
+        clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
+        ranks = self._remote_ranks(world)
+        if self._settings.remote_ranks:
+            self._answering.append(asyncio.create_task(ranks.run()))  # it ends with the runtime
+        with noted(world):
+            await self._load(world, clients, pauses=pauses)
+        self._backend.heal()
+        ranks.is_healed = True
+        with noted(world):
+            await ending.harvest(clients)
+
+    def _config(self) -> RuntimeConfig:
+        return RuntimeConfig(
+            geometry=self._settings.geometry,
             gpu_blocks=self._settings.gpu_blocks,
             cpu_blocks=self._settings.cpu_blocks,
             store_policy=self._settings.store_policy,
+            checksum=self._settings.checksum,
+            world_size=1 + self._settings.remote_ranks,
+            remote_ranks=range(1, 1 + self._settings.remote_ranks),
             backend=self._backend,
-            close_grace_s=_SETTLE_GRACE_S,
+            close_grace_s=self._settings.grace_s,
         )
-        async with KVRuntime(config, arenas=self._memory.arenas) as kv:
-            world = World(kv=kv, memory=self._memory, meter=self._meter, tenants=tenants_of(self._settings.seed))
-            asyncio.get_running_loop().set_exception_handler(partial(_note_context, world))
-            clients = [Client(world, seed=self._settings.seed, number=n) for n in range(self._settings.clients)]
-            try:
-                with frozen_garbage(self._meter) as pauses:
-                    await self._load(world, clients, pauses=pauses)
-                    self._backend.heal()
-                    with _noted(world):
-                        await self._harvest(world, clients)
-                    return await self._settled_figures(world, pauses)
-            finally:
-                self._stall.release.set()
+
+    def _remote_ranks(self, world: World) -> RemoteRanks:
+        return RemoteRanks(
+            world.kv,
+            ranks=range(1, 1 + self._settings.remote_ranks),
+            seed=self._settings.seed,
+            faults=self._settings.faults / 2,
+            seen=world.seen,
+        )
 
     async def _load(self, world: World, clients: Sequence[Client], *, pauses: GarbagePauses) -> None:
         """The storm itself."""
-        watch = self._watch(world, pauses=pauses)
-        helpers = [asyncio.create_task(watch), asyncio.create_task(self._reset_now_and_then(world))]
-        running = [asyncio.create_task(client.run()) for client in clients]
+        keepers = [Keeper(world, tenant=tenant, seed=self._settings.seed) for tenant in world.tenants]
+        helpers = [asyncio.create_task(helper) for helper in self._helpers(world, pauses=pauses)]
+        running = [asyncio.create_task(run) for run in (*map(Client.run, clients), *map(Keeper.run, keepers))]
         if self._settings.sabotage is Sabotage.LEASE:
             self._kept.append(await world.kv.acquire("never given back", range(BLOCK)))
         await asyncio.sleep(self._settings.seconds)
@@ -121,23 +166,44 @@ class _Run:
         world.seen["hung"] += len(hung)
         for task in (*hung, *helpers):
             task.cancel()
-        for ended in await asyncio.gather(*running, *helpers, return_exceptions=True):
-            if isinstance(ended, Exception):
-                world.note_error(ended)
+        ended, _ = await asyncio.wait((*running, *helpers), timeout=self._settings.grace_s)
+        for task in ended:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                world.note_error(error)
 
-    async def _watch(self, world: World, *, pauses: GarbagePauses) -> None:
-        """Samples memory, and audits while everything runs."""
+    def _helpers(self, world: World, *, pauses: GarbagePauses) -> list[Coroutine[Any, Any, None]]:
+        """What goes on beside the clients until it is cancelled."""
+        settings = self._settings
+        helpers = [self._watch(pauses), self._audit_now_and_then(world), self._reset_now_and_then(world)]
+        if settings.checksum is not Checksum.OFF:
+            damage = damage_now_and_then(self._damage, world.kv, checksum=settings.checksum, seed=settings.seed)
+            helpers.append(damage)
+        return helpers
+
+    async def _watch(self, pauses: GarbagePauses) -> None:
+        """Samples memory."""
         loop = asyncio.get_running_loop()
         began, count = loop.time(), 0
         while True:
-            if count % _SAMPLES_PER_AUDIT == 0:
+            if count % _SAMPLES_PER_COLLECTION == 0:
                 pauses.collect()
-                world.seen["audits"] += 1
-                world.note_violations(findings.find_violations(world.kv))
             self._trend.sample(loop.time() - began)
             self._on_time(loop.time() - began)
             count += 1
             await asyncio.sleep(_SAMPLE_S)
+
+    async def _audit_now_and_then(self, world: World) -> None:
+        """While everything runs: one that looks at everything at once, then some in slices."""
+        while True:
+            with noted(world):
+                world.note_violations(findings.find_violations(world.kv))
+                world.seen["audits"] += 1
+            for _ in range(_AUDITS_IN_SLICES):
+                await asyncio.sleep(_AUDIT_PAUSE_S)
+                with noted(world):
+                    audit = await world.wait(world.kv.audit_sliced())
+                    world.note_violations(audit.violations)
+                    world.seen["audits_sliced"] += 1
 
     async def _reset_now_and_then(self, world: World) -> None:
         """Until shortly before the end: the harvest is to find something."""
@@ -150,76 +216,39 @@ class _Run:
             await world.wait(world.kv.reset(tier))
             world.seen[names[tier]] += 1
 
-    async def _harvest(self, world: World, clients: Sequence[Client]) -> None:
-        for tier in (Tier.GPU, Tier.CPU):
-            if not await _within_grace(world.kv.drain()):
-                return  # a stuck copy: told by the orphans
-            if tier is Tier.CPU:
-                await world.kv.reset(Tier.GPU)
-            for client in clients:
-                with suppress(AcquireTimeout):
-                    await self._ask_again(world, client, tier=tier)
-
-    async def _ask_again(self, world: World, client: Client, *, tier: Tier) -> None:
-        prompt = [*client.history, 0]
-        async with world.kv.acquire("harvest", prompt, timeout=1.0, **client.tenant.identity) as lease:
-            Session(world, lease=lease, tenant=client.tenant, tokens=prompt, source=random.Random(0)).arrive()
-            hit = lease.delivered
-            world.seen[f"harvested_{tier.value}_tokens"] += hit.gpu_tokens if tier is Tier.GPU else hit.cpu_tokens
-
-    async def _settled_figures(self, world: World, pauses: GarbagePauses) -> dict[str, Any]:
-        kv = world.kv
-        is_drained = await _within_grace(kv.drain())
-        world.note_violations(findings.find_violations(kv))
-        held = findings.end_figures(kv)
-        whole_pool = False
-        with _noted(world):
-            whole_pool = is_drained and await _has_whole_pool(kv) and await _within_grace(kv.drain())
-        counted = findings.core_figures(kv)
-        world.seen["violations"] += counted["accounting_errors"]
-        names = (*findings.ZEROS, *findings.MIX, "requests", "audits")
+    def _figures(self, world: World, found: dict[str, Any], *, pauses: GarbagePauses) -> dict[str, Any]:
+        names = (*findings.ZEROS, *findings.MIX, "requests", "audits", "audits_sliced", "compared_states", "captured")
         return {
             "seed": self._settings.seed,
             "seconds": self._settings.seconds,
             "clients": self._settings.clients,
+            "groups": ",".join(self._settings.groups),
+            "store_policy": self._settings.store_policy.value,
+            "checksum": self._settings.checksum.value,
+            "remote_ranks": self._settings.remote_ranks,
             "requests": world.seen["requests"],
-            **held,
+            **{name: found[name] for name in findings.HELD},
             **{name: world.seen[name] for name in ("violations", "corrupt", "errors", "hung")},
-            "pools_conserved": findings.pools_conserved(kv),
-            "whole_pool": whole_pool,
+            "pools_conserved": found["pools_conserved"],
+            "whole_pool": found["whole_pool"],
             **findings.fault_figures(self._backend.injected),
+            "flipped": self._damage.flipped,
+            "flipped_loaded": self._damage.asked_for,
             **findings.measured_figures(self._meter, memory=self._trend, pauses=pauses),
-            **{name: world.seen[name] for name in sorted({*names, *world.seen} - held.keys() - counted.keys())},
-            **counted,
+            **{name: world.seen[name] for name in sorted({*names, *world.seen} - found.keys())},
+            **{name: found[name] for name in findings.COUNTED},
             "notes": world.notes,
         }
 
 
-@contextmanager
-def _noted(world: World) -> Iterator[None]:
-    """What is raised inside is counted and told, and the run goes on to its verdict."""
+async def _open(world: World) -> bool:
+    """Whether there is a runtime to soak; what breaks it while it opens is counted, as it is later."""
     try:
-        yield
+        await world.kv.open()
+    except AiokvError:
+        raise
     except Exception as error:
         world.note_error(error)
-
-
-async def _has_whole_pool(kv: KVRuntime) -> bool:
-    """Invariant 12: with nobody there, one request can have every slot."""
-    blocks = (kv.config.gpu_blocks - 1) // len(GEOMETRY.groups)
-    try:
-        async with kv.acquire("the whole pool", range(blocks * BLOCK), salt="nobody", timeout=1.0) as lease:
-            return lease.capacity_tokens == blocks * BLOCK
-    except AcquireTimeout:
-        return False
-
-
-async def _within_grace(waiting: Awaitable[None]) -> bool:
-    """Whether it came to an end in time."""
-    try:
-        async with asyncio.timeout(_SETTLE_GRACE_S):
-            await waiting
-    except TimeoutError:
         return False
     return True
 

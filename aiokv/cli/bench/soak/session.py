@@ -13,6 +13,7 @@ from typing import Final, final
 from aiokv import Deferred, Lease, UsageError
 from aiokv.cli.bench.kv_bytes import Codes, codes_of
 from aiokv.cli.bench.soak.settings import LONGEST_TOKENS
+from aiokv.cli.bench.soak.states import States
 from aiokv.cli.bench.soak.world import Tenant, World, turns
 
 __all__ = ["Session"]
@@ -26,7 +27,7 @@ _VOCABULARY: Final = 50_000
 class Session:
     """Computes on one lease at a time; after a preemption on another one over the same tokens."""
 
-    __slots__ = ("_codes", "_random", "_tenant", "_world", "lease", "tokens")
+    __slots__ = ("_codes", "_random", "_states", "_tenant", "_world", "lease", "tokens")
 
     def __init__(
         self, world: World, *, lease: Lease, tenant: Tenant, tokens: Sequence[int], source: random.Random
@@ -37,6 +38,7 @@ class Session:
         self.lease = lease
         self.tokens = list(tokens)
         self._codes = self._coded()
+        self._states = States(world, source=source)
 
     def arrive(self) -> None:
         """The lease is ready: everything in its tables before its prefix is compared, everything after it spoilt."""
@@ -44,13 +46,15 @@ class Session:
         self._world.seen["planned_again"] += delivered != self.lease.hit
         self._world.seen["gpu_tokens"] += delivered.gpu_tokens
         self._world.seen["cpu_tokens"] += delivered.cpu_tokens
+        self._states.take_up(self.lease, codes=self._codes)
         self.compare()
         self._poison(self.lease.confirmed_tokens)
 
     def compare(self) -> None:
         """Every block that holds confirmed tokens, and so whatever the next query reads."""
         length = self.lease.confirmed_tokens
-        for group in self._world.memory.geometry.groups:
+        self._states.compare(self.lease, codes=self._codes)
+        for group in self._world.memory.positional:
             table = self._world.call(self.lease.block_ids, group.name)
             verdict = self._world.memory.compare(group, table, codes=self._codes, length=length)
             self._world.seen["compared_blocks"] += verdict.compared
@@ -60,6 +64,7 @@ class Session:
         """Compute what is known and not yet confirmed, in some chunks; others run in between."""
         while (done := self.lease.confirmed_tokens) < len(self.tokens):
             stop = min(len(self.tokens), done + self._random.choice((32, 100, 400)))
+            self._states.ask_for_captures(self.lease)
             await self._make_room(stop)
             await self._compute(done, stop)
 
@@ -78,10 +83,11 @@ class Session:
     async def edit(self) -> None:
         """Forget some of the last tokens, rejected or rewritten ones, and compute others in their place."""
         least = max(self.lease.prefix_tokens, 1)
-        keep = max(least, len(self.tokens) - self._random.randrange(1, 60))
+        keep = self._choose_length(least)
+        before = self.lease.confirmed_tokens
         try:
             confirmed = self._world.call(self.lease.truncate, keep)
-        except UsageError:  # a window has given back what queries from there on would read
+        except UsageError:  # a window has given back what is read from there on, or no state of that length is held
             self._world.seen["truncations_refused"] += 1
             return
         if isinstance(confirmed, Deferred):
@@ -90,6 +96,8 @@ class Session:
         self._world.seen["truncated"] += 1
         del self.tokens[keep:]
         self._codes = self._coded()
+        if confirmed < before:
+            self._states.take_up(self.lease, codes=self._codes)
         self.compare()
         self._poison(confirmed)
         await self.generate()
@@ -138,16 +146,24 @@ class Session:
         self.arrive()
 
     async def _compute(self, start: int, stop: int) -> None:
-        for group in self._world.memory.geometry.groups:
+        for group in self._world.memory.positional:
             table = self._world.call(self.lease.block_ids, group.name)
             lost = self._world.memory.write(group.name, table, codes=self._codes, start=start, stop=stop)
             self._world.note_corrupt(lost, where=f"{self.lease!r}, group {group.name}: no block to write to")
+        states = self._states.advance(self.lease, codes=self._codes, stop=stop)
         await turns(self._random.randrange(3))
         publish_to = self._random.choice((None, None, None, stop - stop % 64))
-        self._world.call(self.lease.confirm, stop, publish_to=publish_to)
+        self._world.call(self.lease.confirm, stop, publish_to=publish_to, states=states)
         self._world.seen["computed_tokens"] += stop - start
         if self._random.random() < 0.3:
             self.compare()
+
+    def _choose_length(self, least: int) -> int:
+        """How many tokens to keep; with recurrent groups often one whose state is held, as no other can be kept."""
+        lengths = self._states.held_lengths(self.lease, least=least)
+        if lengths and self._random.random() < 0.7:
+            return self._random.choice(lengths)
+        return max(least, len(self.tokens) - self._random.randrange(1, 60))
 
     async def _make_room(self, stop: int) -> None:
         """Blocks for all tokens before `stop`; a lease that claimed its first chunk only has to ask for them."""
@@ -164,7 +180,7 @@ class Session:
     def _poison(self, start: int) -> None:
         """Spoil what is reserved and not computed, from token `start` on."""
         begin = max(start, self.lease.confirmed_tokens)
-        for group in self._world.memory.geometry.groups:
+        for group in self._world.memory.positional:
             table = self._world.call(self.lease.block_ids, group.name)
             self._world.memory.poison(group.name, table, start=begin, stop=self.lease.capacity_tokens)
 
