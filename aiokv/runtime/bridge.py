@@ -145,12 +145,12 @@ class Bridge:
         ended = 0
         for stream in self._streams.values():
             while stream and ended < limit:
-                status = stream[0].event.query()
+                status, detail = _ask(stream[0].event)
                 if status is EventStatus.PENDING:
                     break
                 watched = stream.popleft()
                 ended += 1 if status is EventStatus.DONE else limit - ended
-                watched.on_end(status, watched.event.detail())
+                watched.on_end(status, detail)
         return ended
 
     def _first_delay(self) -> float:
@@ -178,6 +178,17 @@ class Bridge:
         if self._pending_ring is not None:
             self._pending_ring.cancel()
             self._pending_ring = None
+
+
+def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
+    """What an event says now. One that raises or says nothing known cannot tell any more what was copied: it would be
+    asked for ever, and nothing behind it in its stream.
+    """
+    try:
+        status = EventStatus(event.query())
+        return status, "" if status is EventStatus.PENDING else event.detail()
+    except Exception as error:
+        return EventStatus.LOST, f"its event could not be asked: {error!r}"
 
 
 def _clamped(expected_s: float) -> float:

@@ -6,6 +6,7 @@ from typing import Self, final
 
 from aiokv.model.events import CacheEvent
 from aiokv.observe.publisher import Subscription
+from aiokv.runtime.arguments import check_whole
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.wakeup import Wakeup
 
@@ -23,6 +24,7 @@ class EventStream:
     __slots__ = ("_offloader", "_subscription", "_wakeup")
 
     def __init__(self, offloader: Offloader, *, backlog: int) -> None:
+        check_whole("backlog", backlog, at_least=1)
         self._offloader = offloader
         self._wakeup = Wakeup("an event stream has one reader")
         self._subscription = Subscription(on_change=self._wakeup.wake, backlog=backlog)

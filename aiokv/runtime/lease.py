@@ -8,7 +8,7 @@ the loop, warned about and given back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -170,7 +170,7 @@ class Lease:
         return self._entry().try_in_turn(request, attempt)
 
     def confirm(
-        self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
+        self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Iterable[int] = ()
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`.
 
@@ -182,6 +182,9 @@ class Lease:
         check_whole("num_tokens", num_tokens)
         if publish_to is not None:
             check_whole("publish_to", publish_to)
+        if not isinstance(states, Iterable):
+            raise UsageError(f"states must be lengths, not {states!r}")
+        states = tuple(states)
         for length in states:
             check_whole("a state's length", length)
         self._offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=after)
@@ -254,6 +257,8 @@ class Lease:
     def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:
         """Call `callback(lease)` in a turn of the loop, once the lease is ready or was released."""
         self._offloader.enter()
+        if not callable(callback):
+            raise UsageError(f"callback must be callable, not {callback!r}")
         loop = self._offloader.loop
         if self.state in (LeaseState.READY, LeaseState.RELEASED):
             loop.call_soon(callback, self)

@@ -197,6 +197,7 @@ class Offloader:
     def when_drained(self) -> asyncio.Future[None]:
         """A future of the caller's own that is done when nothing is queued, sliced or running."""
         future = self.loop.create_future()
+        self._drained = [waiting for waiting in self._drained if not waiting.done()]  # forget who gave up
         self._drained.append(future)
         self.progress()
         return future
@@ -249,7 +250,10 @@ class Offloader:
         self.core.events.is_on = True
 
     def quiet(self) -> None:
-        """Ask no event and admit nobody until `wake` was called as often."""
+        """Ask no event and admit nobody until `wake` was called as often. `UsageError` once closing: a drain must see
+        copies end.
+        """
+        self.enter_for_intake()
         self._quiet += 1
         self.bridge.pause()
 

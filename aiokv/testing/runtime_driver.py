@@ -300,4 +300,7 @@ class RuntimeDriver(WaitingDriver):
         for transfer in self.kv.core.transfers():
             if transfer.sources is batch.source_blocks and transfer.state is TransferState.SUBMITTED:
                 self._running.append(transfer)
-                self.witness.copy_started(transfer)
+                try:
+                    self.witness.copy_started(transfer)
+                except BrokenInvariant as broken:
+                    self.loop.keep(broken)  # the runtime takes what a backend raises for a fault of the backend

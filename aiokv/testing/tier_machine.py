@@ -5,6 +5,8 @@ Needs hypothesis.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
@@ -139,10 +141,11 @@ class TierMachine(RuleBasedStateMachine):
         self.host.check()
 
     def teardown(self) -> None:
-        """Everything is given back in the end."""
+        """Everything is given back in the end. After a failed step nobody asks: the answer would hide that step."""
         if hasattr(self, "host"):
             try:
-                self.host.tear_down()
+                if not self._has_failed():
+                    self.host.tear_down()
             finally:
                 self.host.driver.close()
             self.seen.update(self.host.seen)
@@ -150,6 +153,12 @@ class TierMachine(RuleBasedStateMachine):
                 self.seen[f"hints revoked {reason.value}"] += revoked
 
     # Helpers.
+
+    def _has_failed(self) -> bool:
+        """Whether a step of this run has raised: hypothesis tears down while that goes on its way."""
+        error = sys.exception()
+        frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
+        return any(frame.f_locals.get("self") is self for frame, _ in frames)
 
     def offers(self, step: Step) -> bool:
         """Whether the driver takes this step."""

@@ -142,6 +142,21 @@ async def test_a_cancelled_reader_changes_nothing() -> None:
         assert isinstance(await anext(stream), BlockStored)
 
 
+@pytest.mark.parametrize("made", ["before", "after"])
+async def test_a_stream_of_a_closed_runtime_ends_at_once(made: str) -> None:
+    """Nobody waits for events that cannot come."""
+    kv = KVRuntime(_config())
+    await kv.open()
+    stream = kv.events()
+    await kv.aclose()
+    if made == "after":
+        stream = kv.events()
+    seen: list[CacheEvent] = []
+    await asyncio.wait_for(_collect(stream, seen), 10.0)
+    async with stream as entered:
+        assert entered.take() == seen == []
+
+
 async def test_a_second_reader_of_one_stream_is_told_that_there_is_one() -> None:
     """Only one of them could be woken: the other one would wait for ever."""
     async with KVRuntime(_config()) as kv, kv.events() as stream:
