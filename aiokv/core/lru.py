@@ -150,6 +150,8 @@ class EvictionQueue:
         taken: list[SlotArray] = []
         while n > 0 and scan_limit > 0 and self._live:
             start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
+            if not size:
+                break  # the count is wrong, which an audit reports: never a loop without end
             live = self._live_between(start, size)
             slots = self._entries(start, size)[live]
             self._head = start + size
