@@ -31,7 +31,7 @@ NEED_HYPOTHESIS = {
 }
 NOT_IN_CORE = {"asyncio", "anyio", "uvloop", "threading", "time", "logging", "torch", "cuda", "prometheus_client"}
 MAX_FILE_LINES = 350
-MAX_FUNCTION_LINES = 60  # the style asks for 40; beyond 60 there is no discussion
+MAX_FUNCTION_LINES = 40
 
 
 def name_of(path: Path) -> str:
@@ -80,12 +80,17 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of signature and body; the docstring is free."""
-    lines = (function.end_lineno or function.lineno) - function.lineno + 1
-    first = function.body[0]
-    if ast.get_docstring(function, clean=False) is not None and first.end_lineno:
-        lines -= first.end_lineno - first.lineno + 1
-    return lines
+    """Lines of signature and body; docstrings, its own and those of attributes, are free."""
+    return lines_of(function) - sum(lines_of(statement) for statement in function.body if is_docstring(statement))
+
+
+def is_docstring(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def lines_of(statement: ast.stmt) -> int:
+    return (statement.end_lineno or statement.lineno) - statement.lineno + 1
 
 
 @pytest.mark.parametrize("path", [*below("core", "model"), ROOT / "aiokv/errors.py"], ids=name_of)
@@ -120,7 +125,7 @@ def test_a_file_has_a_docstring_and_at_most_350_lines(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_no_function_is_longer_than_60_lines(path: Path) -> None:
+def test_no_function_is_longer_than_40_lines(path: Path) -> None:
     functions = [node for node in ast.walk(parse(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert not {
         function.name: lines for function in functions if (lines := function_lines(function)) > MAX_FUNCTION_LINES

@@ -87,8 +87,8 @@ class BackendLayout(Protocol):
 class Backend(Protocol):
     """Moves whole blocks between the tiers.
 
-    All methods are called from the runtime's thread. None blocks for longer than 1 ms except `open` (called in a worker
-    thread) and `close`.
+    All methods are called from the runtime's thread, and none blocks for longer than 1 ms, but for `open` and `close`:
+    the runtime calls these two in a worker thread, and `close` in the caller's once its loop is gone.
     """
 
     name: str

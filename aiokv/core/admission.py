@@ -84,7 +84,7 @@ class Admission:
     def name_some(self, record: LeaseRecord, *, limit: int) -> int:
         """Name up to `limit` claims of a lease; returns how many were looked at.
 
-        Loads whose targets are all named are queued.
+        Loads whose targets are all named are queued. With the last name the slots that are leaving go back.
         """
         done = 0
         while record.claims and done < limit:
@@ -97,6 +97,8 @@ class Admission:
             record.claims.popleft()
             if segment.transfer_id is not None:
                 self.bind_load(record, self._world.inflight.find(segment.transfer_id))
+        if len(record.leaving) and not record.claims:
+            self._world.unpin_gpu(record.take_leaving())
         return done
 
     def finish_naming(self, record: LeaseRecord) -> None:
@@ -118,6 +120,7 @@ class Admission:
         for transfer_id in sorted(record.waiting | unwanted):
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
+        world.unpin_gpu(record.take_leaving())
         world.unpin_gpu(record.held_slots())
         world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)

@@ -151,7 +151,9 @@ def take_snapshot(world: World) -> Snapshot:
         cpu=world.cpu.counts() if world.cpu is not None else None,
         gpu_order=world.gpu.fingerprint(),
         cpu_order=world.cpu.fingerprint() if world.cpu is not None else "",
-        leases=tuple(view_lease(record, gpu_blocks=len(record.held_slots())) for record in world.leases),
+        leases=tuple(
+            view_lease(record, gpu_blocks=len(record.held_slots()) + len(record.leaving)) for record in world.leases
+        ),
         transfers=tuple(_view_transfer(world, transfer) for transfer in world.inflight),
         hints=tuple(view_hint(record) for record in world.hints),
     )

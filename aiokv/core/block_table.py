@@ -78,7 +78,7 @@ class BlockTable:
 
     def held_positions(self) -> IntArray:
         """Positions that hold a slot, ascending."""
-        return np.flatnonzero(self._slots[: self._length]).astype(np.int64, copy=False)
+        return self._slots[: self._length].nonzero()[0]
 
     def _tell(self) -> None:
         for changed in self._watchers:

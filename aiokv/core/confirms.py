@@ -116,7 +116,7 @@ class Confirms:
         stop = start + min(limit, self._unregistered(record, index))
         record.registered[index] = stop
         slots = record.tables[index].view()[start:stop]
-        positions = np.flatnonzero(slots != NULL_SLOT).astype(np.int64, copy=False) + start
+        positions = np.not_equal(slots, NULL_SLOT).nonzero()[0] + start
         if len(positions):
             self._register(record, index, positions=positions)
         return stop - start

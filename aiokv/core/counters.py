@@ -5,10 +5,9 @@ Rules: counts only grow (invariant 13); every decision is counted where it is ta
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final, final
 
-from aiokv.model.ids import Direction, Tier
+from aiokv.model.ids import Direction, KeyEnum, Tier
 from aiokv.model.plan import DeclineReason, DeferReason, Hit, Outcome
 
 __all__ = [
@@ -30,7 +29,7 @@ INTERLEAVED_RUNS_CAP: Final = 64
 """Switch counts at or above this share one bucket."""
 
 
-class Source(Enum):
+class Source(KeyEnum):
     """Where a prompt token came from."""
 
     GPU = "gpu"
@@ -38,14 +37,14 @@ class Source(Enum):
     COMPUTE = "compute"
 
 
-class Phase(Enum):
+class Phase(KeyEnum):
     """Whether a request was admitted for the first time or resumed after a preemption."""
 
     FIRST = "first"
     RESUMED = "resumed"
 
 
-class LookupResult(Enum):
+class LookupResult(KeyEnum):
     """What one admission attempt found."""
 
     HIT = "hit"
@@ -54,7 +53,7 @@ class LookupResult(Enum):
     DEFERRED = "deferred"
 
 
-class EvictReason(Enum):
+class EvictReason(KeyEnum):
     """Why a block stopped being findable."""
 
     CAPACITY = "capacity"
@@ -63,7 +62,7 @@ class EvictReason(Enum):
     CORRUPT = "corrupt"
 
 
-class Closing(Enum):
+class Closing(KeyEnum):
     """How a lease ended."""
 
     FINISHED = "finished"
@@ -74,7 +73,7 @@ class Closing(Enum):
     SHUTDOWN = "shutdown"
 
 
-class RevokeReason(Enum):
+class RevokeReason(KeyEnum):
     """Why a residence hint was revoked."""
 
     CAPACITY = "capacity"
@@ -82,7 +81,7 @@ class RevokeReason(Enum):
     OPERATOR = "operator"
 
 
-class HintClosing(Enum):
+class HintClosing(KeyEnum):
     """How a residence hint ended."""
 
     RELEASED = "released"

@@ -43,7 +43,18 @@ def covered_range(geometry: CacheGeometry, index: int, length: int) -> range:  #
 def coverage_start(geometry: CacheGeometry, index: int, length: int) -> int:  # noqa: PLR0917  # like `coverage`
     """The first block that queries at positions >= `length` may still read; `length` need not be aligned."""
     block = geometry.effective_block_size(index)
-    return int(_start(geometry.groups[index], np.array([length], np.int64), block=block)[0])
+    kind = cast("_Kind", geometry.groups[index])
+    match kind:
+        case FullAttention():
+            return 0
+        case SlidingWindow(window=window):
+            return max(length - window + 1, 0) // block
+        case ChunkedLocal(chunk=chunk):
+            return length // chunk * chunk // block
+        case RecurrentState():
+            return max(length // block - 1, 0)
+        case _:
+            assert_never(kind)
 
 
 def _start(group: GroupSpec, lengths: IntArray, *, block: int) -> IntArray:

@@ -14,22 +14,20 @@ Transitions: HELD -> REVOKED -> HELD (held anew by its owner), HELD -> RELEASED,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from typing import Final, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiokv.core.life_cycle import LifeCycle
-from aiokv.core.slot_counts import HeldSlots, SlotCounts, count_repeats
+from aiokv.core.slot_counts import HeldSlots, SlotCounts, SlotTimes, count_repeats
 from aiokv.core.watching import ChangedHolders
-from aiokv.model.ids import DigestArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import DigestArray, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["HintEvent", "HintRecord", "HintState", "HintTable", "WantedBlock"]
 
 
-class HintState(Enum):
+class HintState(KeyEnum):
     """Where a residence hint stands."""
 
     HELD = "held"
@@ -37,7 +35,7 @@ class HintState(Enum):
     RELEASED = "released"
 
 
-class HintEvent(Enum):
+class HintEvent(KeyEnum):
     """What can happen to a residence hint."""
 
     HOLD = "take hold"
@@ -170,26 +168,32 @@ class HintTable:
         if record.hint_id not in self.cleared:
             self._give_quota((record.tenant, record.tier), slots)
 
-    def give_all(self, records: Sequence[HintRecord]) -> None:
-        """Write down that these records, of one tier, hold nothing any more; in a few passes for all of them."""
-        parts: dict[tuple[str, Tier], list[SlotArray]] = {}
-        for record in records:
-            if record.hint_id not in self.cleared and len(record.slots):
-                parts.setdefault((record.tenant, record.tier), []).append(record.slots)
-        for key, slots in parts.items():
-            self._give_quota(key, *count_repeats(slots))
-        if records:
-            self.held[records[0].tier].remove(*count_repeats([record.slots for record in records]))
+    def give_all(self, records: Sequence[HintRecord]) -> tuple[SlotArray, SlotTimes]:
+        """Write down that these records, of one tier, hold nothing any more; in a few passes for all of them.
+
+        Returns the slots that they held, each where it comes last, and how many of them held it.
+        """
+        tier, batches = records[0].tier, [record.slots for record in records]
+        for tenant, mine in self._batches_by_tenant(records).items():
+            if sum(map(len, mine)) == self.tenants[tenant, tier].num_holders:
+                del self.tenants[tenant, tier]
+            else:
+                self._give_quota((tenant, tier), *count_repeats(mine))
+        slots, times = self.held[tier].merge(batches)
+        self.held[tier].remove(slots, times)
         for record in records:
             self.forget(record)
+        return slots, times
 
     def forget(self, record: HintRecord) -> None:
         """It neither holds nor waits for anything any more."""
-        self.stop_waiting(record)
-        self._note(record)
-        self.live.pop(record.hint_id, None)
-        self.cleared.pop(record.hint_id, None)
-        self.due.pop(record.hint_id, None)
+        if record.wanted:
+            self.stop_waiting(record)
+        for changed in self.watchers:
+            changed.add(record.hint_id)
+        for table in (self.live, self.cleared, self.due):
+            if table:
+                table.pop(record.hint_id, None)
 
     def clear(self, tier: Tier) -> list[HintRecord]:
         """The tier is being reset: nobody's quota counts its slots any more. Returns who held there."""
@@ -282,7 +286,18 @@ class HintTable:
         for changed in self.watchers:
             changed.add(record.hint_id)
 
-    def _give_quota(self, key: tuple[str, Tier], slots: SlotArray, *times: NDArray[np.int32]) -> None:
+    def _batches_by_tenant(self, records: Sequence[HintRecord]) -> dict[str, list[SlotArray]]:
+        """What those of these records hold that count for their tenants' quotas."""
+        batches: dict[str, list[SlotArray]] = {}
+        for record in records:
+            if len(record.slots) and record.hint_id not in self.cleared:
+                if record.tenant in batches:
+                    batches[record.tenant].append(record.slots)
+                else:
+                    batches[record.tenant] = [record.slots]
+        return batches
+
+    def _give_quota(self, key: tuple[str, Tier], slots: SlotArray, *times: SlotTimes) -> None:
         used = self.tenants[key]
         used.remove(slots, *times)
         if not len(used):
@@ -290,7 +305,7 @@ class HintTable:
 
     def _last_hit(self, record: HintRecord) -> int:
         """When a request last hit the tail of what is held, and so all of it."""
-        return int(self._hit_at[record.tail])
+        return self._hit_at.item(record.tail)
 
 
 def _meet(some: SlotArray, others: SlotArray) -> bool:

@@ -201,7 +201,8 @@ class HolderAudit:
 
 
 def _copy_tables(record: LeaseRecord) -> list[SlotArray]:
-    return [table.view().copy() for table in (*record.tables, *record.state_slots.values())]
+    tables = [table.view().copy() for table in (*record.tables, *record.state_slots.values())]
+    return [*tables, record.leaving]
 
 
 def _held_by(view: LeaseView, blocks: int) -> Holding:

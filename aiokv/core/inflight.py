@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Final, final
 
 import numpy as np
@@ -28,7 +27,7 @@ from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
-from aiokv.model.ids import BoolArray, Direction, IntArray, SlotArray, Tier
+from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.plan import Outcome
 
 __all__ = ["NOBODY", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
@@ -37,7 +36,7 @@ NOBODY: Final = 0
 """The owner of a transfer that no lease asked for; lease ids start at 1."""
 
 
-class TransferState(Enum):
+class TransferState(KeyEnum):
     """Where a transfer stands."""
 
     QUEUED = "queued"
@@ -48,7 +47,7 @@ class TransferState(Enum):
     DROPPED = "dropped"
 
 
-class TransferEvent(Enum):
+class TransferEvent(KeyEnum):
     """What can happen to a transfer."""
 
     SUBMIT = "be submitted"
@@ -72,7 +71,7 @@ _LIFE: Final = LifeCycle(
 )
 
 
-class SourceUse(Enum):
+class SourceUse(KeyEnum):
     """What the sources of a transfer were when it was planned, and so where they return to in the eviction order."""
 
     USED = "of a request"

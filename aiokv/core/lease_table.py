@@ -1,7 +1,8 @@
 """Leases: what one request holds, and the table of all of them.
 
 Rules
-- A record holds one pin on every GPU slot in its tables; transfers hold their own (law 4).
+- A record holds one pin on every GPU slot in its tables and on those that are leaving; transfers hold their own
+  (law 4).
 - A record never looks anything up; it is filled by admission and changed by its own life cycle only.
 
 Transitions: HELD -> LOADING -> READY -> RELEASED, with HELD -> READY when nothing is loaded, LOADING -> HELD when a
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
 from typing import Final, final
 
@@ -25,7 +25,7 @@ from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray
+from aiokv.model.ids import NULL_SLOT, BoolArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit, Outcome
 
@@ -39,8 +39,10 @@ __all__ = [
     "LeaseTable",
 ]
 
+_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
-class LeaseState(Enum):
+
+class LeaseState(KeyEnum):
     """Where a lease stands."""
 
     HELD = "held"
@@ -49,7 +51,7 @@ class LeaseState(Enum):
     RELEASED = "released"
 
 
-class LeaseEvent(Enum):
+class LeaseEvent(KeyEnum):
     """What can happen to a lease."""
 
     LOAD = "start loading"
@@ -132,9 +134,11 @@ class LeaseRecord:
         "failed",
         "given_back",
         "hit",
+        "is_bare",
         "is_finishing",
         "keys",
         "lease_id",
+        "leaving",
         "length",
         "loaded",
         "opened_at",
@@ -179,8 +183,7 @@ class LeaseRecord:
         self.capacity_tokens = [group.capacity_tokens for group in groups]
         self.loaded = [group.is_loaded for group in groups]
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
-        self.hit = hit
-        self.delivered = hit
+        self.hit = self.delivered = hit
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
@@ -188,11 +191,15 @@ class LeaseRecord:
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
+        self.leaving: SlotArray = _NO_SLOTS
+        """Slots of an old prefix that it still pins, in eviction order: until all its claims have names, so that
+        none of them is named anew for it."""
+        self.is_bare = False
+        """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""
-        self.confirmed = length
-        self.publish_limit = length
+        self.confirmed = self.publish_limit = length
         self.registered = [length // group.block_size for group in groups]
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
@@ -248,8 +255,21 @@ class LeaseRecord:
         keys.truncate(num_tokens)
         return replace(self.request, request_id=request_id, keys=keys, prompt_tokens=num_tokens, phase=Phase.FIRST)
 
+    def put_off(self, slots: SlotArray) -> None:
+        """These have left the tables and are still pinned, in eviction order."""
+        self.leaving = np.concatenate((self.leaving, slots))
+        for changed in self.watchers:
+            changed.add(self.lease_id)
+
+    def take_leaving(self) -> SlotArray:
+        """Remove and return what `put_off` was told: the caller unpins it."""
+        slots, self.leaving = self.leaving, _NO_SLOTS
+        for changed in self.watchers:
+            changed.add(self.lease_id)
+        return slots
+
     def held_slots(self) -> SlotArray:
-        """Every GPU slot that this lease pins, in eviction order: the tail of the prefix first."""
+        """Every GPU slot in the tables, each pinned, in eviction order: the tail of the prefix first."""
         parts: list[SlotArray] = []
         ends: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
         for index, table in enumerate(self.tables):

@@ -8,8 +8,11 @@ Rules
 - A load with corrupt blocks has failed as a whole, and nothing that it wrote is used. The corrupt blocks have left the
   CPU tier by then; the others are hits there as before.
 - Nothing is looked up again for any other reason (law 1).
+- The plan, its pins and its claims are one step; the claims are named in slices, load targets first. Until all have
+  names the lease keeps its pins on what it dropped.
 - A lease that waits for capacity holds no failed target; one behind another takes no more than it gives back. So leases
-  that wait for each other's slots do not stop each other where one of them could go on.
+  that wait for each other's slots do not stop each other where one of them could go on. Where none could, and there
+  is no other lease, the last of them gives all back, then the one before it: the first goes on.
 
 State: leases whose loads have failed and that are to be planned again; those whose new plan waits for capacity. Oldest
 first; one that was released meanwhile is passed over.
@@ -18,8 +21,7 @@ first; one that was released meanwhile is passed over.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -29,29 +31,34 @@ from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
-from aiokv.core.lookup import GroupResidency, Residency, find_residency, longest_valid
-from aiokv.core.planner import AcquirePlan, GroupPlan, plan_acquire
+from aiokv.core.lookup import find_residency
+from aiokv.core.planner import AcquirePlan, plan_acquire
+from aiokv.core.prefix_changes import PrefixChange, plan_change
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import BoolArray, SlotArray, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, RecurrentState
 
 __all__ = ["Loads"]
+
+_BESIDE_A_PLAN: Final = 4
+"""The part of a slice that is named in one hold with a plan, which may take most of a slice itself: a quarter."""
 
 
 @final
 class Loads:
     """Completes loads and plans failed ones again."""
 
-    __slots__ = ("_admission", "_failed", "_is_retrying", "_must_retry", "_replans", "_world")
+    __slots__ = ("_admission", "_failed", "_is_replanning", "_is_retrying", "_must_retry", "_replans", "_world")
 
     def __init__(self, world: World, *, admission: Admission) -> None:
         self._world = world
         self._admission = admission
         self._failed: deque[LeaseRecord] = deque()
         self._replans: deque[LeaseRecord] = deque()
+        self._is_replanning = False
         self._is_retrying = False
         self._must_retry = False
 
@@ -78,25 +85,70 @@ class Loads:
             self._world.slices.start(self._retrying())
 
     def _replanning(self) -> Job:
-        """Plan leases again whose loads have just failed, one a slice."""
+        """Plan leases again whose loads have just failed, one a slice; what is long to name, in slices of its own."""
+        if self._is_replanning:
+            return
+        self._is_replanning = True
         while self._failed:
-            record = self._failed.popleft()
-            if record.state is LeaseState.LOADING and not self._replan(record):
-                record.advance(LeaseEvent.REPLAN)
-                self._replans.append(record)
-                self._drop_failed(record)
+            record = self._failed[0]
+            if self._is_long_to_name(record):
+                yield from self._admission.naming_job(record)
+                yield
+            self._failed.popleft()
+            if record.state is LeaseState.LOADING:
+                if self._replan(record):
+                    yield from self._naming(record)
+                else:
+                    record.advance(LeaseEvent.REPLAN)
+                    self._replans.append(record)
+                    self._drop_failed(record)
             if self._failed:
                 yield
+        self._is_replanning = False
+        if self._is_standstill():
+            self.retry_replans()
 
     def _retrying(self) -> Job:
         """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
         while self._must_retry:
             self._must_retry = False
             for record in tuple(self._replans):
-                if record.state is not LeaseState.HELD or self._replan(record):
+                if record.state is not LeaseState.HELD:
                     self._replans.remove(record)
+                elif self._replan(record):
+                    self._replans.remove(record)
+                    yield from self._naming(record)
                 yield
+            self._must_retry = self._must_retry or self._break_standstill()
         self._is_retrying = False
+
+    def _naming(self, record: LeaseRecord) -> Job:
+        """Name what a new plan claims: in this slice, unless that is long."""
+        if self._is_long_to_name(record):
+            yield
+        yield from self._admission.naming_job(record)
+
+    def _is_long_to_name(self, record: LeaseRecord) -> bool:
+        return record.unnamed_claims > self._world.slice_blocks // _BESIDE_A_PLAN
+
+    def _is_standstill(self) -> bool:
+        """Whether all leases that there are wait for each other's slots: none gives any back by itself."""
+        waiting = sum(record.state is LeaseState.HELD for record in self._replans)
+        return waiting > 1 and waiting == len(self._world.leases)
+
+    def _break_standstill(self) -> bool:
+        """The one that came last gives back what it holds, and waits for all of it. False if nobody needs to or can."""
+        if not self._is_standstill():
+            return False
+        _, *others = (record for record in self._replans if record.state is LeaseState.HELD)
+        last = next((record for record in reversed(others) if not record.is_bare), None)
+        if last is None:
+            return False
+        self._admission.finish_naming(last)
+        for table in last.tables:
+            self._world.unpin_gpu(table.take_range(0, len(table))[::-1])
+        last.is_bare = True
+        return True
 
     def _is_first(self, record: LeaseRecord) -> bool:
         """Whether no other lease has waited for capacity longer."""
@@ -120,11 +172,23 @@ class Loads:
         self._world.outbox.settled.append(record.lease_id)
 
     def _replan(self, record: LeaseRecord) -> bool:
-        """Plan a lease with failed loads again. False, and nothing but names has changed, without capacity."""
+        """Plan a lease with failed loads again, its claims still to be named.
+
+        False, and nothing but names has changed, without capacity.
+        """
         world = self._world
         self._admission.finish_naming(record)
         failed = _failed_masks(record)
-        residency = self._residency_without(record, _missing_masks(record))
+        residency = find_residency(
+            world.geometry,
+            record.keys,
+            gpu=world.gpu,
+            cpu=world.usable_cpu if record.replans == 0 else None,
+            num_tokens=record.request.prompt_tokens,
+            align=record.request.align,
+            longest=record.length,
+            without=_missing_masks(record),
+        )
         plan = plan_acquire(
             world.geometry,
             record.request,
@@ -133,18 +197,19 @@ class Loads:
             capacity=world.usable_gpu_slots,
         )
         changes = [
-            _plan_change(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
+            plan_change(record, index=i, plan=group, room=self._room_after(record, plan, index=i))
             for i, group in enumerate(plan.groups)
         ]
         needed = self._count_needed(changes)
         spare = sum(world.count_last_pins(change.dropped_slots) for change in changes)
         if not self._make_room(record, changes, lacking=needed - spare):
             return False
-        if needed <= world.gpu.available:  # new slots are named before old ones are free to be
+        dropped = np.concatenate([change.dropped_slots[::-1] for change in changes])
+        if needed <= world.gpu.available:  # old slots are free to be named when the new ones have names
             self._take(record, plan, changes=changes)
-            self._drop(changes)
+            self._put_off(record, dropped)
         else:  # there are no others
-            self._drop(changes)
+            world.unpin_gpu(dropped)
             self._take(record, plan, changes=changes)
         self._revise(record, plan, failed=failed)
         return True
@@ -157,25 +222,28 @@ class Loads:
             return room
         return max(plan.groups[index].capacity_tokens, room - (record.length - plan.length))
 
-    def _make_room(self, record: LeaseRecord, changes: list[_PrefixChange], *, lacking: int) -> bool:
+    def _make_room(self, record: LeaseRecord, changes: list[PrefixChange], *, lacking: int) -> bool:
         """Have `lacking` slots beside those that the changes free; behind another lease, only those that hints hold
         among what the changes drop.
         """
-        world = self._world
+        world, is_first = self._world, self._is_first(record)
+        lacking -= world.gpu.available if is_first else 0
+        if lacking <= 0:
+            return True
         fresh = np.concatenate([change.fresh_slots for change in changes])
         dropped = np.concatenate([change.dropped_slots for change in changes])
-        if self._is_first(record):
-            return make_room(world, lacking - world.gpu.available, kept=fresh, leaving=dropped)
+        if is_first:
+            return make_room(world, lacking, kept=fresh, leaving=dropped)
         others = np.setdiff1d(world.hints.held[Tier.GPU].slots, dropped)
         return make_room(world, lacking, kept=np.concatenate((fresh, others)), leaving=dropped)
 
-    def _count_needed(self, changes: list[_PrefixChange]) -> int:
+    def _count_needed(self, changes: list[PrefixChange]) -> int:
         """By how much the changes lower what is available, before anything is given back."""
         fresh = np.concatenate([change.fresh_slots for change in changes])
         return sum(change.claims for change in changes) + self._world.gpu.count_unpinned(fresh)
 
-    def _take(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
-        """Pin, claim and name what the new prefix has and the old one had not."""
+    def _take(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
+        """Pin and claim what the new prefix has and the old one had not; the tables are bound anew."""
         world = self._world
         world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
         if world.cpu is not None:
@@ -183,17 +251,18 @@ class Loads:
         world.gpu.claim(sum(change.claims for change in changes))
         self._rebind(record, plan, changes=changes)
 
-    def _drop(self, changes: list[_PrefixChange]) -> None:
-        """Let go of what the old prefix had and the new one has not; the tables are bound anew by `_take`."""
-        for change in changes:
-            self._world.unpin_gpu(change.dropped_slots[::-1])
+    def _put_off(self, record: LeaseRecord, dropped: SlotArray) -> None:
+        """Let go of what has left the tables once nothing is left to be named."""
+        record.put_off(dropped)
+        if not record.claims:
+            self._world.unpin_gpu(record.take_leaving())
 
     def _drop_failed(self, record: LeaseRecord) -> None:
         """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
         for table, failed in zip(record.tables, _failed_masks(record), strict=True):
             self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
 
-    def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[_PrefixChange]) -> None:
+    def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
         """Fill the prefix of every table anew."""
         for index, (group, change) in enumerate(zip(plan.groups, changes, strict=True)):
             table = record.tables[index]
@@ -204,7 +273,6 @@ class Loads:
             if len(change.recomputed):
                 record.claims.append(ClaimSegment(table=table, positions=change.recomputed))
             self._admission.start_loads(record, index=index, plan=group)
-        self._admission.finish_naming(record)
 
     def _revise(self, record: LeaseRecord, plan: AcquirePlan, *, failed: list[BoolArray]) -> None:
         """Write down the new outcome and move on: load again, or be ready. Those who come after may be let in."""
@@ -225,83 +293,21 @@ class Loads:
             covered=spans,
         )
         record.replans += 1
+        record.is_bare = False
         record.failed.clear()
         if not record.waiting:
             self._settle(record)
         elif record.state is LeaseState.HELD:
             record.advance(LeaseEvent.LOAD)
 
-    def _residency_without(self, record: LeaseRecord, missing: list[BoolArray]) -> Residency:
-        """What is resident now, these positions taken as missing in the CPU tier; at most the old prefix."""
-        world, request = self._world, record.request
-        found = find_residency(
-            world.geometry,
-            record.keys,
-            gpu=world.gpu,
-            cpu=world.usable_cpu if record.replans == 0 else None,
-            num_tokens=request.prompt_tokens,
-            align=request.align,
-        )
-        groups = tuple(_without(group, mask) for group, mask in zip(found.groups, missing, strict=True))
-        length = longest_valid(
-            world.geometry,
-            num_tokens=request.prompt_tokens,
-            present=[group.present for group in groups],
-            align=request.align,
-            limit=record.length,
-        )
-        return Residency(length=length, groups=groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PrefixChange:
-    """How one group's table changes when a lease is planned again: positions below the old prefix, and those for which
-    there is no room any more.
-    """
-
-    room: int
-    """Tokens that the group has room for then."""
-    stop: int
-    """Positions that the table has then; it keeps those of the old prefix at least."""
-    old_blocks: int
-    """Positions `[0, old_blocks)` are bound anew."""
-    fresh_slots: SlotArray
-    """GPU hits that the lease does not hold yet."""
-    dropped_slots: SlotArray
-    """What it holds and needs no more, by ascending position."""
-    recomputed: IntArray
-    """Positions below the old prefix that get an empty slot."""
-    loads: int
-
-    @property
-    def claims(self) -> int:
-        """New slots: load targets and positions that must be computed now."""
-        return self.loads + len(self.recomputed)
-
-
-def _plan_change(record: LeaseRecord, *, index: int, plan: GroupPlan, room: int) -> _PrefixChange:
-    block = record.block_sizes[index]
-    stop, old_blocks = -(-room // block), record.length // block
-    slots = record.tables[index].view().copy()
-    is_kept = slots[plan.hit_positions] == plan.hit_slots
-    slots[plan.hit_positions[is_kept]] = NULL_SLOT
-    slots[old_blocks:stop] = NULL_SLOT
-    recomputed_stop = 0 if plan.state_claims else min(old_blocks, stop)
-    return _PrefixChange(
-        room=room,
-        stop=stop,
-        old_blocks=old_blocks,
-        fresh_slots=plan.hit_slots[~is_kept],
-        dropped_slots=slots[slots != NULL_SLOT],
-        recomputed=np.arange(plan.claim_start, recomputed_stop, dtype=np.int64),
-        loads=len(plan.load_positions),
-    )
-
 
 def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:
     """Which blocks of the prefix this load was to bring: a joined one may bring others as well."""
-    prefix = record.tables[transfer.group].view()[: len(record.loaded[transfer.group])]
-    return np.isin(prefix, transfer.bound_targets)
+    is_failed = np.zeros_like(record.loaded[transfer.group])
+    count = int(transfer.positions.searchsorted(len(is_failed)))
+    positions = transfer.positions[:count]
+    is_failed[positions] = record.tables[transfer.group].view()[positions] == transfer.bound_targets[:count]
+    return is_failed
 
 
 def _failed_masks(record: LeaseRecord) -> list[BoolArray]:
@@ -322,11 +328,3 @@ def _masks_of(record: LeaseRecord, loads: list[FailedLoad]) -> list[BoolArray]:
     for load in loads:
         masks[load.group] |= load.positions
     return masks
-
-
-def _without(group: GroupResidency, missing: BoolArray) -> GroupResidency:
-    """The same residency, these positions gone from the CPU tier."""
-    on_cpu = group.on_cpu.copy()
-    known = min(len(on_cpu), len(missing))
-    on_cpu[:known] &= ~missing[:known]
-    return GroupResidency(on_gpu=group.on_gpu, gpu_slots=group.gpu_slots, on_cpu=on_cpu, cpu_slots=group.cpu_slots)

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from aiokv.core.coverage import coverage
+from aiokv.core.coverage import coverage, covered_range
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -27,6 +27,7 @@ __all__ = ["GroupResidency", "Index", "Keys", "Residency", "candidate_lengths", 
 
 _FIRST_SLICE = 128
 _SLICE_GROWTH = 4
+_NO_BLOCKS: Final[BoolArray] = np.zeros(0, np.bool_)
 
 
 class Index(Protocol):
@@ -72,21 +73,34 @@ class Residency:
 
 
 def find_residency(
-    geometry: CacheGeometry, keys: Keys, *, gpu: Index, cpu: Index | None, num_tokens: int, align: int
+    geometry: CacheGeometry,
+    keys: Keys,
+    *,
+    gpu: Index,
+    cpu: Index | None,
+    num_tokens: int,
+    align: int,
+    longest: int | None = None,
+    without: Sequence[BoolArray] = (),
 ) -> Residency:
-    """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens."""
-    limit = num_tokens - 1
+    """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens.
+
+    The answer is at most `longest` tokens; per group, the leading blocks marked in `without` are missing in the CPU
+    tier.
+    """
+    limit = num_tokens - 1 if longest is None else min(longest, num_tokens - 1)
     found: dict[int, GroupResidency] = {}
     for index in _probe_order(geometry):
         block = geometry.effective_block_size(index)
         margin = block if geometry.groups[index].lookahead else 0
         blocks = min(limit + margin, num_tokens - 1) // block
-        found[index] = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks)
+        unasked = without[index] if without else _NO_BLOCKS
+        found[index] = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks, unasked=unasked)
         if isinstance(geometry.groups[index], FullAttention):
             limit = min(limit, _resident_prefix(found[index]) * block)
     groups = tuple(found[i] for i in range(len(geometry.groups)))
     present = [group.present for group in groups]
-    length = longest_valid(geometry, num_tokens=num_tokens, present=present, align=align)
+    length = longest_valid(geometry, num_tokens=num_tokens, present=present, align=align, limit=longest)
     return Residency(length=length, groups=groups)
 
 
@@ -97,19 +111,39 @@ def longest_valid(
 
     What lies beyond a mask is missing.
     """
-    lengths = candidate_lengths(geometry, num_tokens=num_tokens, align=align)
-    if limit is not None:
-        lengths = lengths[: limit // geometry.alignment(align) + 1]
+    longest = num_tokens - 1 if limit is None else min(limit, num_tokens - 1)
+    for index, mask in enumerate(present):
+        if isinstance(geometry.groups[index], FullAttention):
+            longest = min(longest, _count_leading(mask) * geometry.effective_block_size(index))
+    longest -= longest % geometry.alignment(align)
+    if longest <= 0:
+        return 0
+    if all(_is_served(geometry, i, longest, present=mask, num_tokens=num_tokens) for i, mask in enumerate(present)):
+        return longest
+    lengths = candidate_lengths(geometry, num_tokens=longest + 1, align=align)
     valid = np.ones(len(lengths), np.bool_)
     for index, mask in enumerate(present):
         valid &= _is_covered(geometry, index, lengths=lengths, present=mask, num_tokens=num_tokens)
     valid[0] = True
-    return int(lengths[np.flatnonzero(valid)[-1]])
+    return int(lengths[valid.nonzero()[0][-1]])
 
 
 def candidate_lengths(geometry: CacheGeometry, *, num_tokens: int, align: int) -> IntArray:
     """All multiples of the alignment from 0 to `num_tokens - 1`: the last token is always recomputed."""
     return np.arange(0, max(num_tokens, 1), geometry.alignment(align), dtype=np.int64)
+
+
+def _is_served(  # noqa: PLR0917  # "of group i for L", like `covered_range`
+    geometry: CacheGeometry, index: int, length: int, *, present: BoolArray, num_tokens: int
+) -> bool:
+    """`_is_covered` for one candidate length: the longest one is most often the answer."""
+    span = covered_range(geometry, index, length)
+    stop = span.stop
+    if geometry.groups[index].lookahead:
+        stop += 1
+        if length + geometry.effective_block_size(index) > num_tokens - 1:
+            return False
+    return span.start == stop or (stop <= len(present) and bool(present[span.start : stop].all()))
 
 
 def _is_covered(
@@ -136,16 +170,26 @@ def _probe_order(geometry: CacheGeometry) -> list[int]:
 
 
 def _probe_group(
-    geometry: CacheGeometry, keys: Keys, *, gpu: Index, cpu: Index | None, index: int, blocks: int
+    geometry: CacheGeometry,
+    keys: Keys,
+    *,
+    gpu: Index,
+    cpu: Index | None,
+    index: int,
+    blocks: int,
+    unasked: BoolArray,
 ) -> GroupResidency:
-    """Probe up to `blocks` leading blocks; a full group stops after the slice that holds its first miss."""
+    """Probe up to `blocks` leading blocks; a full group stops after the slice that holds its first miss.
+
+    The CPU tier is not asked for those marked in `unasked`.
+    """
     step = geometry.hashes_per_block(index)
     stops_at_miss = isinstance(geometry.groups[index], FullAttention)
     parts: list[GroupResidency] = []
     start, size = 0, _FIRST_SLICE if stops_at_miss else max(blocks, 1)
     while start < blocks:
         stop = min(start + size, blocks)
-        part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index)
+        part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
         parts.append(part)
         if stops_at_miss and not part.present.all():
             break
@@ -153,9 +197,11 @@ def _probe_group(
     return _joined(parts)
 
 
-def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int) -> GroupResidency:
+def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unasked: BoolArray) -> GroupResidency:
     on_gpu = gpu.find(keys, group)
-    absent = np.flatnonzero(~on_gpu.present)
+    is_absent = ~on_gpu.present
+    is_absent[: len(unasked)] &= ~unasked
+    absent = is_absent.nonzero()[0]
     on_cpu = np.zeros(len(keys), np.bool_)
     cpu_slots = np.zeros(len(keys), np.int32)
     if cpu is not None and len(absent):
@@ -181,5 +227,9 @@ def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
 
 def _resident_prefix(group: GroupResidency) -> int:
     """Leading blocks that are resident."""
-    present = group.present
-    return int(np.argmin(present)) if len(present) and not present.all() else len(present)
+    return _count_leading(group.present)
+
+
+def _count_leading(present: BoolArray) -> int:
+    """How many blocks are present before the first one that is not."""
+    return len(present) if present.all() else int(present.argmin())

@@ -146,7 +146,7 @@ class Offers:
         self._queue.skip(np.count_nonzero(found.is_cached), DeclineReason.ALREADY_CACHED)
         self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)
         self._queue.skip(np.count_nonzero(found.is_wanted & ~is_chosen), DeclineReason.SEEN_TOO_SELDOM)
-        return np.flatnonzero(found.is_wanted & is_chosen)
+        return (found.is_wanted & is_chosen).nonzero()[0]
 
     def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
         record = offer.record

@@ -7,6 +7,7 @@ else (law 2).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,9 @@ __all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "pla
 
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
+
+_NO_POSITIONS: Final[IntArray] = np.zeros(0, np.int64)
+_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,12 +113,12 @@ def _plan(
     geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
 ) -> AcquirePlan:
     length = residency.length
+    covered = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
     groups = tuple(
-        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight)
-        for index, found in enumerate(residency.groups)
+        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=span)
+        for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
     )
     loads = [group.is_loaded for group in groups]
-    covered = [covered_range(geometry, i, length) for i in range(len(groups))]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     switches = count_switches(geometry, length=length, loads=loads, covered=covered)
     return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
@@ -128,16 +132,18 @@ def _plan_group(
     residency: GroupResidency,
     length: int,
     inflight: InflightTable,
+    covered: range,
 ) -> GroupPlan:
     block = geometry.effective_block_size(index)
-    covered = covered_range(geometry, index, length)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
-    hits = np.flatnonzero(on_gpu).astype(np.int64, copy=False) + covered.start
-    misses = np.flatnonzero(~on_gpu).astype(np.int64, copy=False) + covered.start
-    sources = residency.cpu_slots[misses]
-    joins = inflight.loading_ids(sources) != 0
+    hits = on_gpu.nonzero()[0] + covered.start
     is_loaded = np.zeros(covered.stop, np.bool_)
-    is_loaded[misses] = True
+    misses, sources, joins = _NO_POSITIONS, _NO_SLOTS, is_loaded[:0]
+    if len(hits) < len(on_gpu):
+        misses = (~on_gpu).nonzero()[0] + covered.start
+        is_loaded[misses] = True
+        sources = residency.cpu_slots[misses]
+        joins = inflight.loading_ids(sources) != 0
     capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(

@@ -69,12 +69,13 @@ class Pool(PoolView):
         self._pins[at] = pins + _ONE
         self._tell(at)
 
-    def unpin(self, slots: AnySlots) -> None:
+    def unpin(self, slots: AnySlots, times: NDArray[np.int32] | None = None) -> None:
         """Let go of `slots` (distinct, pinned) in eviction order: of those that become evictable the first goes first.
 
-        Slots without a current key are free at their last pin. ForeignBlock, nothing changed, if one has no pin.
+        Drops one pin of each, or `times[i]` of them. Slots without a current key are free at their last pin.
+        ForeignBlock, nothing changed, if one has fewer pins.
         """
-        if len(idle := self._drop_pins(slots)):
+        if len(idle := self._drop_pins(slots, times)):
             self._queue.push(self._free_keyless(idle))
         self._tell(slots)
 
@@ -187,11 +188,11 @@ class Pool(PoolView):
         if np.count_nonzero(held) < len(slots):
             raise ForeignBlock(int(slots[int((held == 0).argmax())]), tier=self._tier.value)
 
-    def _drop_pins(self, slots: AnySlots) -> IntArray:
+    def _drop_pins(self, slots: AnySlots, times: NDArray[np.int32] | None = None) -> IntArray:
         at = slots.astype(np.int64)
         pins = self._pins.take(at)
-        self._require(pins, at)
-        pins -= _ONE
+        self._require(pins if times is None else pins >= times, at)
+        pins -= _ONE if times is None else times
         self._pins[at] = pins
         return at[pins == 0] if np.count_nonzero(pins) else at
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aiokv.core.counters import RevokeReason
+from aiokv.core.hint_choice import choose_hints
 from aiokv.core.hint_table import HintEvent, HintRecord, HintState
 from aiokv.core.world import World
-from aiokv.model.ids import IntArray, SlotArray, Tier
+from aiokv.model.ids import SlotArray, Tier
 
 __all__ = ["RoomPlan", "drop_holds", "make_room", "plan_room", "revoke"]
 
@@ -63,61 +63,27 @@ def plan_room(world: World, lacking: int, *, kept: SlotArray = _NO_SLOTS, leavin
         pins[world.are_lost(held.slots)] = _NEVER
     if np.count_nonzero(pins == held.counts) < lacking:
         return RoomPlan(is_enough=False)
-    return RoomPlan(is_enough=True, hints=_choose(world, lacking, pins=pins))
+    chosen = choose_hints(world.hints.by_value(), lacking=lacking, held=held, pins=pins)
+    return RoomPlan(is_enough=True, hints=tuple(chosen))
 
 
 def revoke(world: World, records: Sequence[HintRecord], *, reason: RevokeReason) -> None:
     """Take everything back from hints of one tier. Their owners may take hold again."""
     drop_holds(world, records)
-    for record in records:
-        if record.state is HintState.HELD:
-            record.advance(HintEvent.REVOKE)
-            world.counters.hints_revoked[reason] += 1
+    held = [record for record in records if record.state is HintState.HELD]
+    for record in held:
+        record.advance(HintEvent.REVOKE)
+    world.counters.hints_revoked[reason] += len(held)
 
 
 def drop_holds(world: World, records: Sequence[HintRecord]) -> None:
     """Give back every pin of hints of one tier, and forget them in the table; their states stay."""
-    world.hints.give_all(records)
-    parts = [record.slots for record in records]
+    if not records:
+        return
+    slots, times = world.hints.give_all(records)
     for record in records:
         record.slots, record.length, record.is_whole = _NO_SLOTS, 0, False
-    for slots in _distinct_batches(parts):
-        if records[0].tier is Tier.GPU:
-            world.unpin_gpu(slots)
-        else:
-            world.unpin_cpu(slots)
-
-
-def _distinct_batches(parts: list[SlotArray]) -> list[SlotArray]:
-    """All parts as one batch, in their order, unless that would name a slot twice."""
-    if len(parts) < 2:
-        return parts
-    whole = np.concatenate(parts)
-    ordered = np.sort(whole)
-    return [whole] if (ordered[1:] != ordered[:-1]).all() else parts
-
-
-def _choose(world: World, lacking: int, *, pins: NDArray[np.int32]) -> tuple[HintRecord, ...]:
-    """The first hints by value that give enough together, without those that turn out not to be needed.
-
-    `pins` are those of all slots that hints hold, less what is dropped anyhow; it is used up.
-    """
-    held = world.hints.held[Tier.GPU]
-    chosen: list[tuple[HintRecord, IntArray]] = []
-    gain = 0
-    for record in world.hints.by_value():
-        at = held.places(record.slots)
-        pins[at] -= 1
-        gain += int(np.count_nonzero(pins[at] == 0))
-        chosen.append((record, at))
-        if gain >= lacking:
-            break
-    needed = chosen[-1:]
-    for record, at in reversed(chosen[:-1]):
-        loss = int(np.count_nonzero(pins[at] == 0))
-        if gain - loss >= lacking:
-            pins[at] += 1
-            gain -= loss
-        else:
-            needed.append((record, at))
-    return tuple(record for record, _ in reversed(needed))
+    if records[0].tier is Tier.GPU:
+        world.unpin_gpu(slots, times)
+    else:
+        world.unpin_cpu(slots, times)

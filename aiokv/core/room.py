@@ -39,11 +39,15 @@ class Room:
         if tokens < 0:
             raise UsageError(f"cannot extend by {tokens} tokens")
         target = min(record.capacity_tokens) + tokens
+        usable = self._world.usable_gpu_slots
+        held = len(record.held_slots()) + record.unnamed_claims
+        least = _new_blocks(record, target=target)
+        if least > usable:  # before so many positions are written down
+            raise CapacityError(record.request.request_id, needed=held + least, capacity=usable)
         growth = [self._growth(record, index, target=target) for index in range(len(record.tables))]
         claims = sum(map(len, growth))
-        needed = len(record.held_slots()) + record.unnamed_claims + claims
-        if needed > self._world.usable_gpu_slots and not plan_room(self._world, self._lacking(claims)).is_enough:
-            raise CapacityError(record.request.request_id, needed=needed, capacity=self._world.usable_gpu_slots)
+        if held + claims > usable and not plan_room(self._world, self._lacking(claims)).is_enough:
+            raise CapacityError(record.request.request_id, needed=held + claims, capacity=usable)
         return growth
 
     def try_extend(self, record: LeaseRecord, tokens: int) -> int | Deferred:
@@ -99,3 +103,10 @@ class Room:
         kept = max(int(np.searchsorted(segment.positions, stop)), segment.named)
         self._world.unclaim_gpu(len(segment.positions) - kept)
         segment.positions = segment.positions[:kept]
+
+
+def _new_blocks(record: LeaseRecord, *, target: int) -> int:
+    """How many blocks room of `target` tokens takes at least: those of recurrent groups are not counted."""
+    sizes = enumerate(record.block_sizes)
+    rooms = [(record.capacity_tokens[index], block) for index, block in sizes if index not in record.state_slots]
+    return sum(max(-(-target // block) - -(-room // block), 0) for room, block in rooms)

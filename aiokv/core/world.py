@@ -22,6 +22,7 @@ from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
+from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -166,17 +167,17 @@ class World:
         self.cpu.unclaim(count - len(slots))
         return slots
 
-    def unpin_gpu(self, slots: SlotArray) -> None:
-        """Drop one pin each, in eviction order."""
+    def unpin_gpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
+        """Drop one pin each, or so many, in eviction order."""
         if len(slots):
-            self.gpu.unpin(slots)
+            self.gpu.unpin(slots, times)
             self.capacity_generation += 1
             self.note_moves(len(slots))
 
-    def unpin_cpu(self, slots: SlotArray) -> None:
-        """Drop one pin each, in eviction order."""
+    def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
+        """Drop one pin each, or so many, in eviction order."""
         if self.cpu is not None and len(slots):
-            self.cpu.unpin(slots)
+            self.cpu.unpin(slots, times)
 
     def unclaim_gpu(self, count: int) -> None:
         """Give claims back that were never named."""
@@ -213,9 +214,11 @@ class World:
 
     def forget(self, tier: Tier, evicted: Evicted, *, reason: EvictReason) -> None:
         """Blocks have stopped being findable: count them and say so."""
+        if not len(evicted):
+            return
         self.counters.evicted_blocks[tier, reason] += len(evicted)
         self.events.removed(tier, evicted)
-        if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT) and len(evicted):
+        if tier is Tier.CPU and reason in (EvictReason.CAPACITY, EvictReason.CORRUPT):
             self.gone_copies.append(evicted)
 
     def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
@@ -268,6 +271,8 @@ class World:
 
     def are_lost(self, slots: SlotArray) -> BoolArray:
         """Which GPU slots are out of use for good: whoever holds them may read them, nobody writes them again."""
+        if not self.lost_gpu_slots:
+            return np.zeros(len(slots), np.bool_)
         return np.isin(slots, list(self.lost_gpu_slots))
 
     def count_last_pins(self, slots: SlotArray) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "DigestArray",
     "Direction",
     "IntArray",
+    "KeyEnum",
     "SlotArray",
     "Tier",
 ]
@@ -37,14 +38,23 @@ DigestArray = NDArray[np.uint64]
 """Block hashes, shape `[n, 4]`: 32 bytes a row, in the machine's byte order."""
 
 
-class Tier(Enum):
+class KeyEnum(Enum):
+    """An enumeration whose members are keys of dictionaries on hot paths.
+
+    They hash as objects do, in C: `Enum.__hash__` is a Python function of the name and costs more than the look-up.
+    """
+
+    __hash__ = object.__hash__
+
+
+class Tier(KeyEnum):
     """Where a block lives."""
 
     GPU = "gpu"
     CPU = "cpu"
 
 
-class Direction(Enum):
+class Direction(KeyEnum):
     """Which way a transfer copies: a load is CPU to GPU, a store is GPU to CPU."""
 
     LOAD = "load"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Self
 
-from aiokv.model.ids import BoolArray, Direction, SlotArray
+from aiokv.model.ids import BoolArray, Direction, KeyEnum, SlotArray
 
 __all__ = [
     "Checksum",
@@ -41,7 +41,7 @@ class Checksum(Enum):
     """All that a load copies."""
 
 
-class DeferReason(Enum):
+class DeferReason(KeyEnum):
     """Why a request must wait. Each is a metric label."""
 
     CAPACITY = "capacity"
@@ -49,7 +49,7 @@ class DeferReason(Enum):
     QUEUED = "queued"
 
 
-class DeclineReason(Enum):
+class DeclineReason(KeyEnum):
     """Why something will not be done. Each is a metric label."""
 
     ALREADY_CACHED = "already_cached"
@@ -62,7 +62,7 @@ class DeclineReason(Enum):
     QUOTA = "quota"
 
 
-class Outcome(Enum):
+class Outcome(KeyEnum):
     """How a transfer ended."""
 
     OK = "ok"

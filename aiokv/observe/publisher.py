@@ -68,9 +68,10 @@ class Subscription:
 class Publisher:
     """Hands events to every open subscription; an abandoned one is forgotten. Used from the loop's thread only."""
 
-    __slots__ = ("_subscriptions",)
+    __slots__ = ("_is_closed", "_subscriptions")
 
     def __init__(self) -> None:
+        self._is_closed = False
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
 
     @property
@@ -84,8 +85,11 @@ class Publisher:
         return sum(not subscription.put(event) for event in events for subscription in subscriptions)
 
     def add(self, subscription: Subscription) -> None:
-        """Deliver to it from now on."""
-        self._subscriptions.add(subscription)
+        """Deliver to it from now on; after `close` there is nothing to deliver, and it ends."""
+        if self._is_closed:
+            subscription.end()
+        else:
+            self._subscriptions.add(subscription)
 
     def remove(self, subscription: Subscription) -> None:
         """Deliver no more to it. Idempotent."""
@@ -93,6 +97,7 @@ class Publisher:
 
     def close(self) -> None:
         """End every subscription after what it still holds."""
+        self._is_closed = True
         for subscription in tuple(self._subscriptions):
             subscription.end()
         self._subscriptions.clear()

@@ -13,8 +13,8 @@ from typing import Final, final
 from aiokv.model.ids import Direction
 
 __all__ = [
-    "CLEANUP_BUCKETS",
     "LEASE_BUCKETS",
+    "STEP_BUCKETS",
     "TRANSFER_BUCKETS",
     "CancelStage",
     "Degradation",
@@ -28,7 +28,7 @@ TRANSFER_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 
 """Seconds: from one small block to a whole long prompt."""
 LEASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 """Seconds a request holds its blocks."""
-CLEANUP_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0)
+STEP_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0)
 """Seconds of one synchronous step."""
 
 
@@ -118,7 +118,7 @@ class Stats:
         """From the moment a transfer could run until it was submitted."""
         self.queued_blocks = dict.fromkeys(Direction, 0)
         """Blocks that wait for their stream now; those nobody wants any more count until it is their turn."""
-        self.lookup_seconds = Histogram(CLEANUP_BUCKETS)
+        self.lookup_seconds = Histogram(STEP_BUCKETS)
         """One admission attempt: lookup, plan, pin."""
         self.lease_seconds = Histogram(LEASE_BUCKETS)
         """From admission until everything was given back."""

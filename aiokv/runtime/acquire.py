@@ -7,17 +7,17 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.errors import UsageError
-from aiokv.model.keys import BlockKeys, MediaSpan
+from aiokv.model.keys import BlockKeys
+from aiokv.model.numbers import is_whole
 from aiokv.model.plan import Deferred
-from aiokv.model.tokens import TokenIds
+from aiokv.runtime.arguments import Prompt, check_name, check_whole
 from aiokv.runtime.deadline import Deadline
-from aiokv.runtime.entry import Entry, check_request_id
+from aiokv.runtime.entry import Entry
 from aiokv.runtime.hashing import KeyOptions, hash_in_slices, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
@@ -39,42 +39,24 @@ class RequestOptions(KeyOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Intake:
+class Intake(Prompt):
     """What the caller asked for, checked at construction; `UsageError` names what is wrong."""
 
     request_id: str
-    token_ids: TokenIds | BlockKeys
-    salt: str | None = None
-    adapter: str | None = None
-    media: Iterable[MediaSpan] = ()
     reserve_tokens: int = 0
     first_chunk: int | None = None
     align: int = 1
     priority: int = 0
 
     def __post_init__(self) -> None:
-        check_request_id(self.request_id)
-        _check_whole("reserve_tokens", self.reserve_tokens, at_least=0)
-        _check_whole("align", self.align, at_least=1)
+        check_name("request_id", self.request_id)
+        check_whole("reserve_tokens", self.reserve_tokens)
+        check_whole("align", self.align, at_least=1)
         if self.first_chunk is not None:
-            _check_whole("first_chunk", self.first_chunk, at_least=1)
-        if not isinstance(self.priority, int) or isinstance(self.priority, bool):
+            check_whole("first_chunk", self.first_chunk, at_least=1)
+        if not is_whole(self.priority):
             raise UsageError(f"priority must be an integer, not {self.priority!r}")
-        if not isinstance(self.media, Iterable):
-            raise UsageError(f"media must be MediaSpan values, not {self.media!r}")
-        object.__setattr__(self, "media", tuple(self.media))
-        if self.has_keys and (self.salt is not None or self.adapter is not None or self.media):
-            raise UsageError("salt, adapter and media belong to the BlockKeys: give them to kv.keys()")
-
-    @property
-    def identity(self) -> KeyOptions:
-        """What the hashes depend on beside the tokens."""
-        return {"salt": self.salt, "adapter": self.adapter, "media": self.media}
-
-    @property
-    def has_keys(self) -> bool:
-        """Whether the tokens came as `BlockKeys`."""
-        return isinstance(self.token_ids, BlockKeys)
+        Prompt.__post_init__(self)  # not super(): `slots` replaces the class that it would look for
 
     def request(self, keys: BlockKeys, *, hash_block_size: int) -> AcquireRequest:
         """The core's request; `UsageError` for an empty prompt or keys of another geometry."""
@@ -138,8 +120,3 @@ class Ticket:
         if self._deadline is None:
             raise UsageError("a ticket without a deadline cannot wait")
         return self._deadline
-
-
-def _check_whole(name: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise UsageError(f"{name} must be a whole number of at least {at_least}, not {value!r}")

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def choose_backend(config: RuntimeConfig) -> Backend:
-    """The backend object; `ConfigError` says what is missing for "cuda"."""
+    """The backend object; `ConfigError` for "cuda", which this version does not have."""
     if not config.has_local_ranks:
         return RemoteBackend()
     if not isinstance(config.backend, str):

@@ -131,9 +131,12 @@ class Bridge:
             return
         if ended == TICK_COMPLETIONS:
             self.ring()
+        elif ended:
+            self._misses = 0
+            self._arm(self._first_delay())
         else:
-            self._misses = 0 if ended else self._misses + 1
-            self._arm(self._next_delay(had_progress=ended > 0))
+            self._misses += 1
+            self._arm(self._next_delay())
 
     def _end_heads(self, *, limit: int) -> int:
         """How many have ended, at most `limit`. The first that did not end well is the last, and counts for all that is
@@ -142,17 +145,20 @@ class Bridge:
         ended = 0
         for stream in self._streams.values():
             while stream and ended < limit:
-                status = stream[0].event.query()
+                status, detail = _ask(stream[0].event)
                 if status is EventStatus.PENDING:
                     break
                 watched = stream.popleft()
                 ended += 1 if status is EventStatus.DONE else limit - ended
-                watched.on_end(status, watched.event.detail())
+                watched.on_end(status, detail)
         return ended
 
-    def _next_delay(self, *, had_progress: bool) -> float:
-        if had_progress:
-            return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
+    def _first_delay(self) -> float:
+        """Until one of the heads is expected to be done."""
+        return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
+
+    def _next_delay(self) -> float:
+        """After so many looks in vain."""
         if self._misses <= _FAST_STEPS:
             return _STEP_S
         doublings = min(self._misses - _FAST_STEPS, _MOST_DOUBLINGS)
@@ -172,6 +178,17 @@ class Bridge:
         if self._pending_ring is not None:
             self._pending_ring.cancel()
             self._pending_ring = None
+
+
+def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
+    """What an event says now. One that raises or says nothing known cannot tell any more what was copied: it would be
+    asked for ever, and nothing behind it in its stream.
+    """
+    try:
+        status = EventStatus(event.query())
+        return status, "" if status is EventStatus.PENDING else event.detail()
+    except Exception as error:
+        return EventStatus.LOST, f"its event could not be asked: {error!r}"
 
 
 def _clamped(expected_s: float) -> float:

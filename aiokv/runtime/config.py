@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from aiokv.backends.base import Backend
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
 from aiokv.runtime.config_file import Settings, parse_bytes
@@ -62,7 +64,7 @@ class RuntimeConfig:
             raise ConfigError(f"geometry must be a CacheGeometry, not {self.geometry!r}")
         self._settings()
         self._stores()
-        if not isinstance(self.close_grace_s, int | float) or not self.close_grace_s >= 0:
+        if not is_number(self.close_grace_s) or not 0 <= self.close_grace_s <= sys.float_info.max:  # law 8
             raise ConfigError(f"close_grace_s must be a number of seconds, zero or more, not {self.close_grace_s!r}")
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
@@ -89,7 +91,7 @@ class RuntimeConfig:
         return len(self.remote_ranks) < self.world_size
 
     def _check_ranks(self) -> None:
-        if isinstance(self.world_size, bool) or not isinstance(self.world_size, int) or self.world_size < 1:
+        if not is_whole(self.world_size) or self.world_size < 1:
             raise ConfigError(f"world_size must be a whole number, 1 or more, not {self.world_size!r}")
         ranks = range(self.world_size)
         if not isinstance(self.remote_ranks, Collection) or not all(rank in ranks for rank in self.remote_ranks):

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar, final
 
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.errors import ConfigError
+from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
 
 __all__ = [
@@ -244,19 +245,19 @@ def _read_member(value: object, *, of: type[_Member], key: str) -> _Member:
 
 
 def _check_whole(key: str, value: object, *, allowed: range) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole(value):
         raise ConfigError(f"{key} must be a whole number, not {value!r}")
     if value not in allowed:
         raise ConfigError(f"{key} must be between {allowed.start} and {allowed.stop - 1}, not {value}")
 
 
 def _check_number(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise ConfigError(f"{key} must be a number, not {value!r}")
 
 
 def _check_seconds(key: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value <= sys.float_info.max:
+    if not is_number(value) or not 0.0 < value <= sys.float_info.max:
         raise ConfigError(f"{key} must be a number of seconds, more than zero, not {value!r}")
 
 

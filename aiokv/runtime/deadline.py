@@ -12,6 +12,7 @@ import sys
 from typing import TypeVar, final
 
 from aiokv.errors import AcquireTimeout, UsageError
+from aiokv.model.numbers import is_number
 
 __all__ = ["Deadline"]
 
@@ -25,8 +26,7 @@ class Deadline:
     __slots__ = ("_at", "_loop", "_request_id", "_timeout")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, request_id: str, timeout: float | None) -> None:
-        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and timeout >= 0):
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
             raise UsageError(f"timeout must be a number of seconds, zero or more, not {timeout!r}")
         self._loop = loop
         self._request_id = request_id

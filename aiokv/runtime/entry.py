@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from aiokv.core.counters import Closing
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
-from aiokv.errors import AcquireTimeout, UsageError
+from aiokv.errors import AcquireTimeout
 from aiokv.model.plan import Deferred
 from aiokv.observe.stats import CancelStage
 from aiokv.runtime.deadline import Deadline
@@ -26,7 +26,7 @@ from aiokv.runtime.waiting import Rank, stand_in_line
 if TYPE_CHECKING:
     from aiokv.runtime.lease import Lease
 
-__all__ = ["AcquireCall", "Entry", "check_request_id"]
+__all__ = ["AcquireCall", "Entry"]
 
 
 @final
@@ -137,12 +137,6 @@ class AcquireCall(Coroutine[Any, Any, "Lease"]):
             lease.abandon()
         else:
             lease.close(Closing.CANCELLED if isinstance(error, asyncio.CancelledError) else Closing.RELEASED)
-
-
-def check_request_id(value: object) -> None:
-    """`UsageError` unless it names a request."""
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"request_id must be a non-empty string, not {value!r}")
 
 
 def _cancel(lease: Lease) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import weakref
-from functools import partial
 from typing import Self, final
 
 from aiokv.model.events import CacheEvent
 from aiokv.observe.publisher import Subscription
+from aiokv.runtime.arguments import check_whole
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.wakeup import Wakeup
 
 __all__ = ["EventStream"]
 
@@ -22,12 +21,13 @@ class EventStream:
     reader that is too slow gets an `EventsDropped` where events are missing; nobody ever waits for it.
     """
 
-    __slots__ = ("__weakref__", "_offloader", "_subscription", "_waiter")
+    __slots__ = ("_offloader", "_subscription", "_wakeup")
 
     def __init__(self, offloader: Offloader, *, backlog: int) -> None:
+        check_whole("backlog", backlog, at_least=1)
         self._offloader = offloader
-        self._waiter: asyncio.Future[None] | None = None
-        self._subscription = Subscription(on_change=partial(_wake, weakref.ref(self)), backlog=backlog)
+        self._wakeup = Wakeup("an event stream has one reader")
+        self._subscription = Subscription(on_change=self._wakeup.wake, backlog=backlog)
 
     async def __aenter__(self) -> Self:
         return self.__aiter__()
@@ -43,33 +43,16 @@ class EventStream:
 
     def take(self) -> list[CacheEvent]:
         """All events that are there, for readers that poll; does not wait."""
+        self._offloader.enter()
         events = []
         while self._subscription:
             events.append(self._subscription.take())
         return events
 
     async def __anext__(self) -> CacheEvent:
+        self._offloader.enter()
         while not self._subscription:
             if self._subscription.has_ended:
                 raise StopAsyncIteration
-            await self._next_change()
+            await self._wakeup.wait()
         return self._subscription.take()
-
-    async def _next_change(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def wake(self) -> None:
-        """Let the reader look again."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-def _wake(stream: weakref.ref[EventStream]) -> None:
-    """The subscription does not keep its reader alive."""
-    reader = stream()
-    if reader is not None:
-        reader.wake()

@@ -16,6 +16,7 @@ from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
 from aiokv.model.plan import Declined
 from aiokv.model.tokens import TokenIds
+from aiokv.runtime.arguments import Prompt, check_name, check_whole
 from aiokv.runtime.hashing import KeyOptions
 from aiokv.runtime.offload import Offloader
 
@@ -34,35 +35,19 @@ class HintOptions(KeyOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class HintRequest:
+class HintRequest(Prompt):
     """What the caller asked for, checked at construction; `UsageError` names what is wrong."""
 
-    token_ids: TokenIds | BlockKeys
     tenant: str = "default"
     tier: Tier = Tier.GPU
     align: int = 1
-    salt: str | None = None
-    adapter: str | None = None
-    media: Iterable[MediaSpan] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.tenant, str) or not self.tenant:
-            raise UsageError(f"tenant must be a non-empty string, not {self.tenant!r}")
+        check_name("tenant", self.tenant)
         if not isinstance(self.tier, Tier):
             raise UsageError(f"tier must be a Tier, not {self.tier!r}")
-        if not isinstance(self.align, int) or isinstance(self.align, bool) or self.align < 1:
-            raise UsageError(f"align must be a whole number of at least 1, not {self.align!r}")
-        if not isinstance(self.media, Iterable):
-            raise UsageError(f"media must be MediaSpan values, not {self.media!r}")
-        object.__setattr__(self, "media", tuple(self.media))
-        has_identity = self.salt is not None or self.adapter is not None or self.media
-        if isinstance(self.token_ids, BlockKeys) and has_identity:
-            raise UsageError("salt, adapter and media belong to the BlockKeys: give them to kv.keys()")
-
-    @property
-    def identity(self) -> KeyOptions:
-        """What the hashes depend on beside the tokens."""
-        return {"salt": self.salt, "adapter": self.adapter, "media": self.media}
+        check_whole("align", self.align, at_least=1)
+        Prompt.__post_init__(self)  # not super(): `slots` replaces the class that it would look for
 
 
 @final

@@ -11,11 +11,13 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
 from aiokv.core.hint_table import HintRecord
 
 __all__ = ["LeakBox", "warn_later"]
+
+T = TypeVar("T")
 
 
 @final
@@ -51,17 +53,11 @@ class LeakBox:
 
     def take(self) -> list[int]:
         """All ids of leases left so far; each is taken once."""
-        taken = []
-        while self._ids:
-            taken.append(self._ids.popleft())
-        return taken
+        return _take_all(self._ids)
 
     def take_hints(self) -> list[HintRecord]:
         """All hints left so far; each is taken once."""
-        taken = []
-        while self._hints:
-            taken.append(self._hints.popleft())
-        return taken
+        return _take_all(self._hints)
 
     def close(self) -> None:
         """Nothing is looked at any more. Works on a closed loop."""
@@ -85,6 +81,14 @@ class LeakBox:
         except BlockingIOError:
             return
         on_leak()
+
+
+def _take_all(left: deque[T]) -> list[T]:
+    """One by one: a finaliser may append meanwhile."""
+    taken = []
+    while left:
+        taken.append(left.popleft())
+    return taken
 
 
 def warn_later(loop: asyncio.AbstractEventLoop, name: str) -> None:

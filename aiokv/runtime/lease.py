@@ -8,7 +8,7 @@ the loop, warned about and given back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -21,8 +21,9 @@ from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Deferred, Hit
 from aiokv.model.tokens import TokenIds
+from aiokv.runtime.arguments import check_name, check_whole
 from aiokv.runtime.deadline import Deadline
-from aiokv.runtime.entry import Entry, check_request_id
+from aiokv.runtime.entry import Entry
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.waiting import Rank, stand_in_line
@@ -113,7 +114,7 @@ class Lease:
     def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
         """The table of `group` from block position `start` on: int32, a copy of the caller's own."""
         index = self._group_index(group)
-        _check_count("start", start)
+        check_whole("start", start)
         table = self._offloader.core.block_ids(self._record, group=index, start=start)
         self._offloader.progress()
         return table.copy()
@@ -142,7 +143,7 @@ class Lease:
         recurrent groups for a length whose state is not held. The state of the new length is in the block table.
         """
         self._check_open()
-        _check_count("num_tokens", num_tokens)
+        check_whole("num_tokens", num_tokens)
         if self._offloader.is_quiet and num_tokens < self._record.confirmed:
             return self._offloader.core.defer_queued()
         confirmed = self._offloader.core.truncations.truncate(self._record, num_tokens)
@@ -160,16 +161,16 @@ class Lease:
         self._check_open()
         offloader = self._offloader
         offloader.enter_for_intake()
-        check_request_id(request_id)
+        check_name("request_id", request_id)
         if at is not None:
-            _check_count("at", at)
+            check_whole("at", at)
         tokens = self._record.confirmed if at is None else at
         request = offloader.core.forks.plan(self._record, request_id=request_id, num_tokens=tokens)
-        attempt = partial(offloader.admitted, partial(offloader.core.forks.try_fork, self._record, request))
+        attempt = partial(offloader.try_admission, partial(offloader.core.forks.try_fork, self._record, request))
         return self._entry().try_in_turn(request, attempt)
 
     def confirm(
-        self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Sequence[int] = ()
+        self, num_tokens: int, *, after: object = None, publish_to: int | None = None, states: Iterable[int] = ()
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`.
 
@@ -178,25 +179,28 @@ class Lease:
         already is a no-op. `UsageError` for more than is known or has room, `InvalidTransition` before READY.
         """
         self._check_open()
-        _check_count("num_tokens", num_tokens)
+        check_whole("num_tokens", num_tokens)
         if publish_to is not None:
-            _check_count("publish_to", publish_to)
+            check_whole("publish_to", publish_to)
+        if not isinstance(states, Iterable):
+            raise UsageError(f"states must be lengths, not {states!r}")
+        states = tuple(states)
         for length in states:
-            _check_count("a state's length", length)
+            check_whole("a state's length", length)
         self._offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=after)
         self._offloader.progress()
 
     def try_extend(self, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens now: the new room in tokens; or `Deferred`, and nothing has changed."""
         self._check_open()
-        _check_count("tokens", tokens)
+        check_whole("tokens", tokens)
         offloader = self._offloader
         offloader.core.check_extend(self._record, tokens)
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.EXTENSION):
             return offloader.core.defer_queued()
         return self._try_extend_now(tokens)
 
-    async def extend(self, tokens: int, *, timeout: float | None = None) -> int:  # part of the API
+    async def extend(self, tokens: int, *, timeout: float | None = None) -> int:
         """Wait for room for `tokens` more tokens; returns the new room in tokens. Goes before every admission.
 
         `AcquireTimeout` after `timeout` seconds, `CapacityError` if it can never fit.
@@ -233,7 +237,7 @@ class Lease:
 
     # Readiness.
 
-    async def ready(self, *, timeout: float | None = None) -> None:  # part of the API
+    async def ready(self, *, timeout: float | None = None) -> None:
         """Wait until the loads have ended and the prefix is valid. Any number of tasks may wait, each by itself."""
         self._check_open()
         await self.wait_ready(self._deadline(timeout))
@@ -253,6 +257,8 @@ class Lease:
     def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:
         """Call `callback(lease)` in a turn of the loop, once the lease is ready or was released."""
         self._offloader.enter()
+        if not callable(callback):
+            raise UsageError(f"callback must be callable, not {callback!r}")
         loop = self._offloader.loop
         if self.state in (LeaseState.READY, LeaseState.RELEASED):
             loop.call_soon(callback, self)
@@ -333,8 +339,3 @@ def _resolve(future: asyncio.Future[None]) -> None:
 def _refuse(future: asyncio.Future[int], *, request_id: str) -> None:
     if not future.done():
         future.set_exception(LeaseReleased(request_id))
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise UsageError(f"{name} must be a whole number, zero or more, not {value!r}")

@@ -140,10 +140,10 @@ class Offloader:
 
     def try_admit(self, request: AcquireRequest) -> LeaseRecord | Deferred:
         """One attempt at admitting a request."""
-        return self.admitted(partial(self.core.try_acquire, request))
+        return self.try_admission(partial(self.core.try_acquire, request))
 
-    def admitted(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
-        """The result of one admission attempt, which is timed, and everything that follows from it."""
+    def try_admission(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
+        """Make one attempt, which is timed, and carry out what follows from it."""
         started = time.perf_counter()
         result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
@@ -197,6 +197,7 @@ class Offloader:
     def when_drained(self) -> asyncio.Future[None]:
         """A future of the caller's own that is done when nothing is queued, sliced or running."""
         future = self.loop.create_future()
+        self._drained = [waiting for waiting in self._drained if not waiting.done()]  # forget who gave up
         self._drained.append(future)
         self.progress()
         return future
@@ -249,13 +250,16 @@ class Offloader:
         self.core.events.is_on = True
 
     def quiet(self) -> None:
-        """Ask no event and admit nobody until `wake` was called as often."""
+        """Ask no event and admit nobody until `wake` was called as often. `UsageError` once closing: a drain must see
+        copies end.
+        """
+        self.enter_for_intake()
         self._quiet += 1
         self.bridge.pause()
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
-        self._quiet = max(self._quiet - 1, 0)
+        self._quiet = max(self._quiet - 1, 0)  # `stop_intake` may have ended it before
         if not self._quiet:
             self.bridge.resume()
             self.schedule(self._serve)

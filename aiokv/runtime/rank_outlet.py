@@ -12,13 +12,12 @@ Rules
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Iterable
 from typing import final
 
-from aiokv.errors import UsageError
 from aiokv.model.plan import RankTransfer
+from aiokv.runtime.wakeup import Wakeup
 
 __all__ = ["RankOutlet"]
 
@@ -27,14 +26,14 @@ __all__ = ["RankOutlet"]
 class RankOutlet:
     """Which ranks are local and which are remote, and the transfers that nobody has taken for the remote ones yet."""
 
-    __slots__ = ("_untaken", "_waiter", "has_ended", "local_ranks", "remote_ranks")
+    __slots__ = ("_untaken", "_wakeup", "has_ended", "local_ranks", "remote_ranks")
 
     def __init__(self, *, world_size: int, remote_ranks: Iterable[int] = ()) -> None:
         self.remote_ranks = frozenset(remote_ranks)
         self.local_ranks = tuple(rank for rank in range(world_size) if rank not in self.remote_ranks)
         self.has_ended = False
         self._untaken: deque[RankTransfer] = deque()
-        self._waiter: asyncio.Future[None] | None = None
+        self._wakeup = Wakeup("transfers are handed out once")
 
     def __len__(self) -> int:
         return len(self._untaken)
@@ -43,7 +42,7 @@ class RankOutlet:
         """One more transfer was submitted."""
         if self.remote_ranks:
             self._untaken.append(transfer)
-            self._wake()
+            self._wakeup.wake()
 
     def take(self) -> RankTransfer:
         """The oldest transfer nobody has taken; there must be one."""
@@ -58,19 +57,8 @@ class RankOutlet:
     def end(self) -> None:
         """Nothing will be submitted any more: the reader is told."""
         self.has_ended = True
-        self._wake()
+        self._wakeup.wake()
 
     async def changed(self) -> None:
-        """Wait for the next `put` or `end`. For one reader at a time."""
-        if self._waiter is not None:
-            raise UsageError("transfers are handed out once: another task is waiting for them")
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done() and not waiter.get_loop().is_closed():
-            waiter.set_result(None)
+        """Wait for the next `put` or `end`. `UsageError` for a second reader at a time."""
+        await self._wakeup.wait()

@@ -256,7 +256,10 @@ class KVRuntime:
 
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:
-        """No polling, no pinning, no submission inside, for the capture of a CUDA graph: what is due waits."""
+        """No polling, no pinning, no submission inside, for the capture of a CUDA graph: what is due waits.
+
+        Do not await inside what waits for that: a drain, a request, an extension, loads. `UsageError` once closing.
+        """
         offloader = self._entered()
         offloader.quiet()
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from functools import partial
 from typing import Final, final
@@ -14,6 +15,7 @@ from typing import Final, final
 import anyio
 import anyio.to_thread
 
+from aiokv.backends.base import Backend
 from aiokv.model.plan import Outcome
 from aiokv.runtime.offload import Offloader
 
@@ -60,8 +62,8 @@ class Shutdown:
             with anyio.move_on_after(grace_s):
                 await offloader.when_drained()
             offloader.transfers.stop()
-            left = max(deadline - time.monotonic(), 0.0)
-            is_clean = await anyio.to_thread.run_sync(partial(offloader.backend.close, deadline_s=left))
+            left = min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX)
+            is_clean = await anyio.to_thread.run_sync(partial(_close, offloader.backend, deadline_s=left))
             self._end(is_clean=is_clean)
         finally:
             self._finish_now()
@@ -79,7 +81,7 @@ class Shutdown:
             offloader = self._offloader
             self._take_back()
             offloader.transfers.stop()
-            self._end(is_clean=offloader.backend.close(deadline_s=_SYNC_GRACE_S))
+            self._end(is_clean=_close(offloader.backend, deadline_s=_SYNC_GRACE_S))
 
     def _end(self, *, is_clean: bool) -> None:
         if self._is_closed:
@@ -98,6 +100,15 @@ class Shutdown:
             _log.error("closed with %d copies that never ended; their memory is kept on purpose", len(stuck))
         if silent:
             _log.error("closed with %d transfers that ranks %s never reported; they count as lost", len(stuck), silent)
+
+
+def _close(backend: Backend, *, deadline_s: float) -> bool:
+    """Whether all has ended and been freed. A backend that fails at it must not keep the runtime half open."""
+    try:
+        return backend.close(deadline_s=deadline_s)
+    except Exception:
+        _log.exception("the backend could not be closed; its memory is kept")
+        return False
 
 
 def _tell(ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:

@@ -5,6 +5,7 @@ Rules
 - At most `STREAM_DEPTH` batches are unfinished per direction; the others wait here, and one that the core dropped
   meanwhile is never submitted.
 - The backend copies for every local rank; remote ranks are told after it has taken the batch, and report by themselves.
+- A backend that raises what no backend may has lost its copies: nobody knows whether they were started.
 - Once a rank or the backend is lost nothing is submitted any more, and after `stop` the backend is not called any more:
   what waits here, or comes later, fails or is dropped, and what no remote rank has heard of is withdrawn.
 """
@@ -18,10 +19,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, final
 
-from aiokv.backends.base import Backend, EventStatus
+from aiokv.backends.base import Backend, DeviceEvent, EventStatus
 from aiokv.core.cache import CacheState
 from aiokv.core.inflight import Transfer, TransferState
-from aiokv.errors import BackendLost, CopyFailed, UsageError
+from aiokv.errors import AiokvError, BackendLost, CopyFailed, UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch, Outcome, RankTransfer
 from aiokv.observe.stats import Stats
@@ -47,7 +48,7 @@ _OUTCOMES: Final = {
 
 @final
 class _FailureReport:
-    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that a backend is lost, once."""
+    """Says in the log that copies fail, at most once in `_REPORT_INTERVAL_S`, and that the backend is lost, once."""
 
     __slots__ = ("_is_lost", "_next_at", "_unreported")
 
@@ -56,13 +57,13 @@ class _FailureReport:
         self._unreported = 0
         self._is_lost = False
 
-    def failed(self, transfer: Transfer, detail: str, *, is_lost: bool) -> None:
-        """One transfer did not end well."""
-        if is_lost:
-            self.lost(detail)
+    def failed(self, transfer: Transfer, detail: str, *, outcome: Outcome) -> None:
+        """One transfer did not end well; where it is LOST, the backend is."""
         self._unreported += 1
         now = time.monotonic()
-        if not is_lost and now >= self._next_at:
+        if outcome is Outcome.LOST:
+            self.lost(detail)
+        elif now >= self._next_at:
             self._next_at = now + _REPORT_INTERVAL_S
             count, self._unreported = self._unreported, 0
             _log.warning("%d transfers failed, the last a %s: %s", count, transfer.direction.value, detail)
@@ -137,7 +138,7 @@ class TransferRunner:
         running = self._running.get(transfer_id)
         self._core.report(transfer_id, rank, outcome, corrupt=corrupt)
         if running is not None and outcome is not Outcome.OK:
-            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", is_lost=outcome is Outcome.LOST)
+            self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", outcome=outcome)
         if running is not None:
             self._end_if_reported(running)
         self._carry_on()
@@ -199,37 +200,44 @@ class TransferRunner:
         started = time.monotonic()
         self._stats.queue_wait_seconds[transfer.direction].observe(started - queued_at)
         try:
+            num_bytes = len(batch) * self._backend.block_bytes(group)
+            expected = self._backend.eta_seconds(transfer.direction, num_bytes)
             event = self._backend.submit(batch)
-        except (CopyFailed, BackendLost) as error:
-            # Nothing was started on any rank, so the slots are as they were; a lost backend is not tried again.
-            if isinstance(error, BackendLost):
-                self._core.lose_backend()
-            self._report.failed(transfer, str(error), is_lost=isinstance(error, BackendLost))
-            self._core.complete(transfer.transfer_id, Outcome.FAILED)
+        except Exception as error:
+            self._end_refused(transfer, error)
+            if isinstance(error, AiokvError) and not isinstance(error, CopyFailed | BackendLost):
+                raise  # the runtime's own fault
             return
-        num_bytes = len(batch) * self._backend.block_bytes(group)
         running = _Running(transfer=transfer, num_bytes=num_bytes, started=started)
         self._running[transfer.transfer_id] = running
         self._depths[transfer.direction] += 1
 
         def on_end(status: EventStatus, detail: str) -> None:
-            corrupt = event.corrupt_copies() if status is EventStatus.CORRUPT else ()
-            self._end_locally(running, status=status, detail=detail, corrupt=corrupt)
+            self._end_locally(running, event=event, status=status, detail=detail)
 
-        expected = self._backend.eta_seconds(transfer.direction, num_bytes)
         self._bridge.watch(transfer.direction, Watched(event=event, expected_s=expected, on_end=on_end))
         self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
 
-    def _end_locally(
-        self, running: _Running, *, status: EventStatus, detail: str, corrupt: Collection[int] = ()
-    ) -> None:
+    def _end_refused(self, transfer: Transfer, error: Exception) -> None:
+        """The backend has not taken a batch. Where it says so in its own words nothing was started on any rank and the
+        slots are as they were; a lost backend is not tried again.
+        """
+        is_known = isinstance(error, CopyFailed | BackendLost)
+        if isinstance(error, BackendLost):
+            self._core.lose_backend()
+        detail = str(error) if is_known else f"it raised {error!r} at a submission"
+        outcome = Outcome.FAILED if isinstance(error, CopyFailed) else Outcome.LOST
+        self._report.failed(transfer, detail, outcome=outcome)
+        self._core.complete(transfer.transfer_id, Outcome.FAILED if is_known else Outcome.LOST)
+
+    def _end_locally(self, running: _Running, *, event: DeviceEvent, status: EventStatus, detail: str) -> None:
         """The backend's copies have ended, for all local ranks alike."""
         transfer, outcome = running.transfer, _OUTCOMES[status]
-        copies = _copies_of(transfer, corrupt)
+        copies = _corrupt_copies(transfer, event) if status is EventStatus.CORRUPT else frozenset()
         if outcome is Outcome.CORRUPT and not copies:
             outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same
         if status is not EventStatus.DONE:
-            self._report.failed(transfer, detail, is_lost=status is EventStatus.LOST)
+            self._report.failed(transfer, detail, outcome=outcome)
         for rank in self._outlet.local_ranks:
             self._core.report(transfer.transfer_id, rank, outcome, corrupt=copies)
         self._end_if_reported(running)
@@ -257,7 +265,10 @@ class TransferRunner:
                 self._end_if_reported(running)
 
 
-def _copies_of(transfer: Transfer, corrupt: Collection[int]) -> frozenset[int]:
+def _corrupt_copies(transfer: Transfer, event: DeviceEvent) -> frozenset[int]:
     """What a backend says of the sources of a load, as far as they are some of it; a store has none to check."""
     places = range(len(transfer)) if transfer.direction is Direction.LOAD else ()
-    return frozenset(copy for copy in corrupt if copy in places)
+    try:
+        return frozenset(copy for copy in event.corrupt_copies() if copy in places)
+    except Exception:  # then it has named none
+        return frozenset()

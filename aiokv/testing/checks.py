@@ -54,7 +54,7 @@ class Checks:
         """Nobody but `readers` (lease ids) holds this GPU slot, no copy but `writer` touches it (laws 3 to 5)."""
         for record in leases:
             tables = [*record.tables, *record.state_slots.values()]
-            if any(slot in table.view().tolist() for table in tables):
+            if slot in record.leaving.tolist() or any(slot in table.view().tolist() for table in tables):
                 name = record.request.request_id
                 require(record.lease_id in readers, f"GPU slot {slot} is written while {name} holds it")
         for transfer in self._cache.transfers():
@@ -63,7 +63,7 @@ class Checks:
                 touched = gpu[: transfer.open_copies].tolist()
                 require(slot not in touched, f"GPU slot {slot} is written during a copy")
 
-    def unused(self, slot: int, tier: Tier, *, leases: Iterable[LeaseRecord]) -> None:  # one place
+    def unused(self, slot: int, tier: Tier, *, leases: Iterable[LeaseRecord]) -> None:
         """Nobody holds this slot of a tier."""
         if tier is Tier.GPU:
             self.writable(slot, leases=leases)

@@ -114,7 +114,9 @@ class CopyHost:
 
     def copy_started(self, transfer: Transfer) -> None:
         """From now on its targets hold garbage, and nobody else may hold them."""
-        require(transfer.state is TransferState.SUBMITTED, f"a copy that starts is {transfer.state.value}")
+        require(
+            transfer.state is TransferState.SUBMITTED, f"a copy starts before mark_submitted: {transfer.state.value}"
+        )
         self._note_planned([transfer])
         if self.cache.find_lease(transfer.owner) is not None:
             self.look()
@@ -282,10 +284,21 @@ class CopyHost:
             self.end_all()
             if not self.driver.waiting and not self.leases:
                 break
-        require(not self.driver.waiting, f"{self.driver.waiting} wait for ever: a wake-up was lost")
+        waiting = self.driver.waiting
+        require(not waiting, f"{waiting} wait for ever: a wake-up was lost", *self._what_stands_still())
         self.check()
         self._checks.nothing_held()
         self._fill_the_pool()
+
+    def _what_stands_still(self) -> list[str]:
+        """What might be the reason why nobody is let in, in words."""
+        idle = [transfer for transfer in self.cache.transfers() if transfer not in self.running]
+        reasons = {
+            f"{len(idle)} copies that the cache wants were never started": idle,
+            "slices were never run": self.cache.has_work,
+            "leases whose loads failed were never planned again": self.cache.waits_for_capacity,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
 
     def _fill_the_pool(self) -> None:
         """The longest prompt that fits is admitted into the pool, whatever is cached."""

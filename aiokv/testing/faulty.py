@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
 
-from aiokv.backends.base import Backend, BackendLayout, DeviceEvent, EventStatus, WakeMode
+from aiokv.backends.base import Backend, DeviceEvent, EventStatus, WakeMode
 from aiokv.errors import ConfigError, CopyFailed
-from aiokv.model.ids import Direction
+from aiokv.model.numbers import is_number
 from aiokv.model.plan import CopyBatch
+from aiokv.testing.passing_backend import PassingBackend
 
 __all__ = ["FaultyBackend", "InjectedFaults"]
 
@@ -35,25 +36,22 @@ class InjectedFaults:
 
 
 @final
-class FaultyBackend:
+class FaultyBackend(PassingBackend):
     """Passes everything on to `inner`, but for the fractions of copies (0 to 1) that are to go wrong.
 
     `fail`: the copy ends with an error. `refuse`: `submit` raises `CopyFailed`. `late`: the copy's end is seen only
     when its event has been asked `late_queries` times more. Which copies these are depends on `seed` and on the order
-    of `submit` alone. All methods belong to the loop's thread.
+    of `submit` alone. The threads are those of `Backend`.
     """
 
     __slots__ = (
         "_fractions",
-        "_inner",
         "_is_healed",
         "_late_queries",
         "_random",
         "_ring",
         "_submitted",
         "injected",
-        "name",
-        "wake_mode",
     )
 
     def __init__(
@@ -67,11 +65,9 @@ class FaultyBackend:
         late_queries: int = 20,
     ) -> None:
         """`ConfigError` for fractions that are none, or that are more than 1 together."""
+        super().__init__(inner)
         self._fractions = {"fail": fail, "refuse": refuse, "late": late}
         _require_fractions(self._fractions)
-        self.name = inner.name
-        self.wake_mode = inner.wake_mode
-        self._inner = inner
         self._random = random.Random(seed)
         self._late_queries = late_queries
         self._ring: Callable[[], None] = _ring_nothing
@@ -83,16 +79,12 @@ class FaultyBackend:
         """From now on every copy goes well."""
         self._is_healed = True
 
-    # The `Backend` protocol.
-
-    def open(self, layout: BackendLayout) -> None:
-        """See `Backend`."""
-        self._inner.open(layout)
+    # The `Backend` protocol, as far as faults show in it.
 
     def attach_doorbell(self, ring: Callable[[], None]) -> None:
         """See `Backend`. A copy that is late rings by itself."""
         self._ring = ring
-        self._inner.attach_doorbell(ring)
+        super().attach_doorbell(ring)
 
     def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
@@ -106,27 +98,15 @@ class FaultyBackend:
                 return self._submit_half(batch)
             case "late":
                 self.injected = replace(self.injected, late=self.injected.late + 1)
-                return _LateEvent(self._inner.submit(batch), queries=self._late_queries, ring=self._ring_if_needed)
+                return _LateEvent(super().submit(batch), queries=self._late_queries, ring=self._ring_if_needed)
             case _:
-                return self._inner.submit(batch)
-
-    def block_bytes(self, group: str) -> int:
-        """See `Backend`."""
-        return self._inner.block_bytes(group)
-
-    def eta_seconds(self, direction: Direction, num_bytes: int) -> float:
-        """See `Backend`."""
-        return self._inner.eta_seconds(direction, num_bytes)
-
-    def close(self, *, deadline_s: float) -> bool:
-        """See `Backend`."""
-        return self._inner.close(deadline_s=deadline_s)
+                return super().submit(batch)
 
     def _submit_half(self, batch: CopyBatch) -> DeviceEvent:
         half = len(batch) // 2
         if half:
             torn = replace(batch, source_blocks=batch.source_blocks[:half], target_blocks=batch.target_blocks[:half])
-            return _FailingEvent(self._inner.submit(torn))
+            return _FailingEvent(super().submit(torn))
         self._ring_if_needed()
         return _FailedEvent()
 
@@ -208,7 +188,7 @@ class _LateEvent:
 
 def _require_fractions(fractions: dict[str, float]) -> None:
     for name, fraction in fractions.items():
-        if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0.0 <= fraction <= 1.0:
+        if not is_number(fraction) or not 0.0 <= fraction <= 1.0:
             raise ConfigError(f"{name} must be a fraction from 0 to 1, not {fraction!r}")
     if sum(fractions.values()) > 1.0:
         raise ConfigError(f"the fractions {fractions} are more than 1 together")

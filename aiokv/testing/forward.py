@@ -49,6 +49,7 @@ class ForwardPass:
         require(0 <= row.start < row.stop <= len(row.token_ids), f"{row.request_id} computes no tokens", row)
         owners = {lease_id for lease_id, record in leases.items() if record.request.request_id == row.request_id}
         require(owners, f"{row.request_id} computes without a lease")
+        self._check_shape(row)
         for group, block in enumerate(self._streams.sizes):
             self._check_reads(row, group=group, block=block)
         written = self._written_slots(row)
@@ -59,6 +60,15 @@ class ForwardPass:
             self._write(row, group=group, block=block, owners={i: leases[i] for i in owners}, is_fresh=is_fresh)
         stream = self._streams.stream_of(row.token_ids)
         return stream_tokens(stream, row.stop, row.stop + 1)[0]
+
+    def _check_shape(self, row: Row) -> None:
+        """The tokens are those of a request, and every group has a table that is long enough for them."""
+        tokens = list(row.token_ids)
+        require(self._streams.is_prompt(tokens), f"{row.request_id} computes tokens that no request has", tokens)
+        for spec, block in zip(self._streams.geometry.groups, self._streams.sizes, strict=True):
+            require(spec.name in row.tables, f"{row.request_id} has no table of {spec.name}")
+            blocks, needed = len(row.tables[spec.name]), -(-row.stop // block)
+            require(blocks >= needed, f"{row.request_id} has {blocks} blocks of {spec.name}, of the {needed} it needs")
 
     def _check_reads(self, row: Row, *, group: int, block: int) -> None:
         """Whatever the query at `start` reads is there, whole blocks and the beginning of the one that goes on."""

@@ -54,7 +54,7 @@ class HintMachine(TierMachine):
 
     @precondition(lambda self: self.host.hints)
     @rule(pick=PICKS, really=RARELY)
-    def revoke_hint(self, pick: int, really: object) -> None:
+    def revoke_hint(self, pick: int, *, really: bool) -> None:
         """An operator takes everything back."""
         if really:
             self.host.revoke_hint(self.hint(pick))

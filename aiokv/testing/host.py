@@ -183,6 +183,7 @@ class Host(HintHost):
         start = record.keys.num_tokens
         stop = min(start + tokens, STREAM_TOKENS)
         self.driver.append(record, stream_tokens(self.stream_of(record), start, stop))
+        require(record.keys.num_tokens == max(start, stop), "tokens after an append", record.keys.num_tokens)
 
     def truncate(self, record: LeaseRecord, num_tokens: int, *, stream: int | None = None) -> int | Deferred:
         """Forget the tokens from `num_tokens` on; what follows is of `stream`. A refusal must change nothing."""
@@ -240,6 +241,7 @@ class Host(HintHost):
     def finish(self, record: LeaseRecord) -> None:
         """The request is complete."""
         self.driver.finish(record)
+        require(record.state is LeaseState.RELEASED or record.is_finishing, "a lease that was finished is still held")
         self.settle()
 
     # Helpers: admission.

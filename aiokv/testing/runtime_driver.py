@@ -13,13 +13,16 @@ from typing import Any
 
 from aiokv.backends.fake import FakeBackend
 from aiokv.core.cache import CacheState
+from aiokv.core.hint_table import HintRecord
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.errors import AcquireTimeout, CapacityError, LeaseReleased
 from aiokv.model.events import CacheEvent
 from aiokv.model.ids import SlotArray, Tier
-from aiokv.model.plan import CopyBatch, Deferred, Outcome
+from aiokv.model.keys import BlockKeys
+from aiokv.model.plan import CopyBatch, Declined, Deferred, Outcome
 from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.hint import ResidenceHint
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.runtime import KVRuntime
@@ -54,9 +57,11 @@ class RuntimeDriver(WaitingDriver):
                 world_size=setup.world_size,
                 remote_ranks=range(1, setup.world_size),
                 close_grace_s=0.0,
+                hint_quota=setup.hint_quota,
             )
         )
         self._leases: dict[int, Lease] = {}
+        self._hints: dict[HintRecord, ResidenceHint] = {}
         self._preempted: dict[int, Preempted] = {}
         self._tasks: list[asyncio.Task[Any]] = []
         self._running: list[Transfer] = []
@@ -185,6 +190,29 @@ class RuntimeDriver(WaitingDriver):
         """See `WaitingDriver`."""
         self._tasks[pick % len(self._tasks)].cancel()
 
+    # Residence hints.
+
+    def keep(self, keys: BlockKeys, *, tenant: str, tier: Tier, align: int = 1) -> HintRecord | Declined:
+        """See `Driver`. Of those that are held, the newest is the last."""
+        hint = self.kv.keep(keys, tenant=tenant, tier=tier, align=align)
+        if isinstance(hint, Declined):
+            return hint
+        record = self.cache.hints.live()[-1]
+        self._hints[record] = hint
+        return record
+
+    def update_hint(self, hint: HintRecord, keys: BlockKeys) -> int | Declined:
+        """See `Driver`."""
+        return self._hints[hint].update(keys)
+
+    def revoke_hint(self, hint: HintRecord) -> None:
+        """See `Driver`."""
+        self._hints[hint].revoke()
+
+    def release_hint(self, hint: HintRecord) -> None:
+        """See `Driver`."""
+        self._hints.pop(hint).release()
+
     # Copies.
 
     def take_submissions(self) -> list[Transfer]:
@@ -272,4 +300,7 @@ class RuntimeDriver(WaitingDriver):
         for transfer in self.kv.core.transfers():
             if transfer.sources is batch.source_blocks and transfer.state is TransferState.SUBMITTED:
                 self._running.append(transfer)
-                self.witness.copy_started(transfer)
+                try:
+                    self.witness.copy_started(transfer)
+                except BrokenInvariant as broken:
+                    self.loop.keep(broken)  # the runtime takes what a backend raises for a fault of the backend

@@ -17,6 +17,7 @@ from aiokv.testing.scheduler import Device, Scheduler, SchedulerDriver
 from aiokv.testing.scheduler_host import SchedulerHost
 from aiokv.testing.strategies import PICKS, PROMPTS, STREAMS, setups
 from aiokv.testing.tier_machine import TierMachine
+from aiokv.testing.verdict import require
 
 __all__ = ["SchedulerMachine"]
 
@@ -84,5 +85,7 @@ class SchedulerMachine(TierMachine):
     def cancel(self, pick: int) -> None:
         """A request is not wanted any more."""
         unfinished = sorted(self.host.scheduler.unfinished)
-        self.host.scheduler.cancel(unfinished[pick % len(unfinished)])
+        name = unfinished[pick % len(unfinished)]
+        self.host.scheduler.cancel(name)
+        require(name not in self.host.scheduler.unfinished, f"{name} was cancelled and is still unfinished")
         self.seen["cancelled"] += 1

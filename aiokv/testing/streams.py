@@ -96,6 +96,10 @@ class Streams:
                     self._places.setdefault((group, self.digest(stream, group, position)), (stream, position))
         return self._places[group, digest]
 
+    def is_prompt(self, tokens: Sequence[int]) -> bool:
+        """Whether any stream begins with these tokens."""
+        return any(list(tokens) == stream_tokens(stream, 0, len(tokens)) for stream in range(len(FORKS)))
+
     def stream_of(self, tokens: Sequence[int]) -> int:
         """The first stream that begins with these tokens; `LookupError` if none does."""
         for stream in range(len(FORKS)):

@@ -5,6 +5,8 @@ Needs hypothesis.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
@@ -60,7 +62,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.host.running)
     @rule(pick=PICKS, outcome=OUTCOMES, lost=RARELY)
-    def end(self, pick: int, outcome: Outcome, lost: object) -> None:
+    def end(self, pick: int, outcome: Outcome, *, lost: bool) -> None:
         """A copy ends on all ranks."""
         self.end_one(self.host.endable(pick), Outcome.LOST if lost else outcome)
 
@@ -82,7 +84,7 @@ class TierMachine(RuleBasedStateMachine):
         lost=RARELY,
         contradicts=st.booleans(),
     )
-    def report(self, pick: int, ranks: list[int], outcome: Outcome, lost: object, contradicts: object) -> None:
+    def report(self, pick: int, ranks: list[int], outcome: Outcome, *, lost: bool, contradicts: bool) -> None:
         """Parts of one copy end, the first one this way; a second time counts once, a contradiction not at all."""
         self.host.submit_all()
         if not self.host.running:
@@ -125,7 +127,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.host.leases or self.host.running)
     @rule(tiers=st.sampled_from([(), (), (Tier.GPU,), (Tier.CPU,)]), really=SELDOM)
-    def reset(self, tiers: tuple[Tier, ...], really: object) -> None:
+    def reset(self, tiers: tuple[Tier, ...], *, really: bool) -> None:
         """Tiers forget everything."""
         if really:
             self.seen["reset"] += 1
@@ -139,10 +141,11 @@ class TierMachine(RuleBasedStateMachine):
         self.host.check()
 
     def teardown(self) -> None:
-        """Everything is given back in the end."""
+        """Everything is given back in the end. After a failed step nobody asks: the answer would hide that step."""
         if hasattr(self, "host"):
             try:
-                self.host.tear_down()
+                if not self._has_failed():
+                    self.host.tear_down()
             finally:
                 self.host.driver.close()
             self.seen.update(self.host.seen)
@@ -150,6 +153,12 @@ class TierMachine(RuleBasedStateMachine):
                 self.seen[f"hints revoked {reason.value}"] += revoked
 
     # Helpers.
+
+    def _has_failed(self) -> bool:
+        """Whether a step of this run has raised: hypothesis tears down while that goes on its way."""
+        error = sys.exception()
+        frames = traceback.walk_tb(error.__traceback__ if error is not None else None)
+        return any(frame.f_locals.get("self") is self for frame, _ in frames)
 
     def offers(self, step: Step) -> bool:
         """Whether the driver takes this step."""

@@ -39,7 +39,8 @@ class WaitMachine(CacheMachine):
         first_chunk: int | None,
         priority: int,
         timeout: float | None,
-        stays: object,
+        *,
+        stays: bool,
     ) -> None:
         """A request stands in line, and is perhaps cancelled soon."""
         self.asked += 1
@@ -58,7 +59,7 @@ class WaitMachine(CacheMachine):
 
     @precondition(lambda self: isinstance(self.host.driver, WaitingDriver) and self.ready())
     @rule(pick=PICKS, tokens=st.integers(1, 24), timeout=_TIMEOUTS, stays=_STAYS)
-    def wait_extend(self, pick: int, tokens: int, timeout: float | None, stays: object) -> None:
+    def wait_extend(self, pick: int, tokens: int, timeout: float | None, *, stays: bool) -> None:
         """A lease stands in line for more room, and is perhaps cancelled soon."""
         record = self.ready()[pick % len(self.ready())]
         self.line.wait_extend(record, tokens, timeout=timeout)

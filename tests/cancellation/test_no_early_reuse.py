@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from aiokv import Deferred, Lease, Tier
+from aiokv import Deferred, Lease, Tier, UsageError
 from aiokv.testing import evict, make_resident
 from tests.runtime.support import (
     BLOCK,
@@ -128,7 +128,7 @@ async def test_a_block_that_is_being_stored_cannot_be_evicted_by_name_either() -
         lease.confirm(2 * BLOCK)
         await until(lambda: bool(case.backend.pending))
         lease.release()
-        with pytest.raises(Exception, match="pinned"):
+        with pytest.raises(UsageError, match="pinned"):
             evict(case.kv, prompt(2), {GROUP: (0,)}, tier=Tier.GPU)
         await finish_copies(case)
         evict(case.kv, prompt(2), {GROUP: (0,)}, tier=Tier.GPU)

@@ -452,6 +452,47 @@ def test_a_reset_between_two_slices_is_no_violation(scene: Scene) -> None:
         assert run.result.violations == ()
 
 
+@pytest.mark.parametrize("moment", [0, 5, 20, 40])
+def test_a_reset_whose_slots_are_not_swept_yet_is_no_violation(scene: Scene, moment: int) -> None:
+    """What was looked at before it is of another epoch now, though nothing about the slot has changed."""
+    with scene.cache.audit_in_slices(slice_slots=4) as run:
+        for _ in range(moment):
+            run.run_slice()
+        scene.host.reset(GPU)
+        drive_to_the_end(run)
+        assert run.result.violations == ()
+
+
+def test_a_fault_that_is_undone_before_the_end_is_not_told(scene: Scene) -> None:
+    """What is told of a slot is its last verdict."""
+    for moment in range(0, 60, 3):
+        slots = scene.evictable()[:1]
+        scene.world.gpu.pin(slots)
+        with scene.cache.audit_in_slices(slice_slots=4) as run:
+            is_running = all(run.run_slice() for _ in range(moment))
+            scene.world.gpu.unpin(slots)
+            if is_running:
+                drive_to_the_end(run)
+                assert run.result.violations == ()
+
+
+def test_an_audit_ends_while_more_slots_change_than_it_looks_at_and_holders_rest_in_between() -> None:
+    """Its holders are known after each slice, the slots that they change never; it gives up to follow them."""
+    host = Host(geometry_of(*(FullAttention(name, block_size=4) for name in "ab")), gpu_blocks=50, hint_quota=1.0)
+    for group in range(2):
+        host.place(0, range(24), group=group, tier=GPU)
+    run = host.cache.audit_in_slices(slice_slots=70)
+    slices = 0
+    while run.run_slice():
+        slices += 1
+        assert slices < 500, "it never ends"
+        for hint in list(host.hints):
+            host.release_hint(hint)
+        if slices % 2:
+            host.keep(0, 96)
+    assert run.result.violations == ()
+
+
 def test_an_audit_ends_while_leases_come_and_go_before_each_slice(scene: Scene) -> None:
     """Holders change faster than a slice can follow; nothing false is told."""
     run = scene.cache.audit_in_slices(slice_slots=2)

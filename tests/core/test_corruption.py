@@ -84,6 +84,22 @@ def test_the_block_removed_event_names_the_corrupt_block_and_no_other() -> None:
     ]
 
 
+def test_a_block_that_somebody_holds_in_the_gpu_is_stored_again_in_place_of_the_corrupt_one() -> None:
+    """Its copy was there when it was offered: where it has gone now, a running request has a hole."""
+    h = host()
+    other = h.admit(0, 21, request_id="other")
+    record, load = loading(h)
+    h.confirm(other, 21)
+    h.run_slices()
+    spoil(h, load, 1)
+    assert h.letters(0).startswith("bgbbb")
+    h.finish(other)
+    h.end_all()
+    assert h.letters(0).startswith("bbbbb")
+    h.release(record)
+    h.tear_down()
+
+
 def test_what_is_computed_in_its_place_is_stored_again() -> None:
     h = host()
     record, load = loading(h)

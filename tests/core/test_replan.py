@@ -563,3 +563,121 @@ def test_a_failed_load_is_planned_again_after_its_last_slice() -> None:
     assert (record.state, record.length) == (LeaseState.READY, 0)
     h.check()
     h.tear_down()
+
+
+# Between the slices of a new plan.
+
+
+def half_planned(h: Host) -> tuple[LeaseRecord, set[int]]:
+    """A lease of 21 blocks whose load of 20 has failed: it is planned again, and hardly any block has a name yet.
+
+    Also the targets that have failed.
+    """
+    h.place(0, range(20), tier=CPU)
+    record = h.admit(0, 81, reserve_tokens=3)
+    h.turn()
+    load = load_of(h, record)
+    failed = set(load.bound_targets.tolist())
+    h.submit(load)
+    h.end(load, Outcome.FAILED)
+    while record.replans == 0:
+        h.run_slice()
+    h.check()
+    assert record.unnamed_claims >= 16
+    return record, failed
+
+
+def test_a_new_plan_is_named_in_slices_and_keeps_failed_targets_from_everybody_until_it_is() -> None:
+    """Laws 4 and 8: nobody, this lease least of all, is given a slot that a failed copy was to fill."""
+    h = host(gpu=64, slice_blocks=4)
+    record, failed = half_planned(h)
+    others = h.admit(1, 40)
+    while record.unnamed_claims:
+        before = record.unnamed_claims
+        assert h.counts(GPU).reserved >= 20, "what was dropped is still pinned"
+        h.run_slice()
+        h.check()
+        assert before - record.unnamed_claims <= 4
+    slots = table(h, record)
+    assert len(set(slots)) == len(slots) == 21
+    assert not failed & set(slots)
+    assert not failed & set(others.tables[0].view().tolist())
+    h.run_slices()
+    assert h.counts(GPU).reserved == 21 + 10, "it has given back what it dropped"
+    h.confirm(record, 81)
+    h.check()
+    h.tear_down()
+
+
+@pytest.mark.parametrize("how", ["release", "finish", "preempt"])
+def test_a_lease_that_leaves_between_the_slices_of_a_new_plan_gives_everything_back(how: str) -> None:
+    """Invariant 12: what it has, what it has not named, and what it was about to drop."""
+    h = host(gpu=64, slice_blocks=4)
+    record, _ = half_planned(h)
+    getattr(h, how)(record)
+    h.check()
+    h.run_slices()
+    h.check()
+    assert (h.counts(GPU).reserved, h.counts(GPU).claimed) == (0, 0)
+    h.tear_down()
+
+
+def test_a_reset_and_a_read_between_the_slices_of_a_new_plan() -> None:
+    h = host(gpu=64, slice_blocks=4)
+    record, failed = half_planned(h)
+    h.reset()
+    h.check()
+    assert not failed & set(table(h, record)), "reading the table names the rest"
+    assert h.counts(GPU).reserved == 21
+    h.check()
+    h.tear_down()
+
+
+def test_what_is_about_to_be_dropped_is_not_counted_against_an_extension() -> None:
+    """It comes back by itself: the 41 blocks fit into 51 slots, and 20 failed targets beside them would not."""
+    h = host(gpu=52, slice_blocks=4)
+    record, _ = half_planned(h)
+    assert h.extend(record, 80) == Deferred(DeferReason.CAPACITY)
+    h.run_slices()
+    assert h.extend(record, 80) == 164
+    h.check()
+    h.tear_down()
+
+
+def test_a_load_that_fails_while_another_lease_is_planned_again_waits_for_its_turn() -> None:
+    """Law 8: one plan a slice, however many fail at once."""
+    h = host(gpu=64, slice_blocks=4)
+    h.place(1, range(3), tier=CPU)
+    second = h.admit(1, 13)
+    record, _ = half_planned(h)
+    fails = load_of(h, second)
+    h.submit_all()
+    h.end(fails, Outcome.FAILED)
+    assert second.replans == 0
+    h.run_slices()
+    assert (record.replans, second.replans) == (1, 1)
+    assert (state_of(record), state_of(second)) == (LeaseState.READY, LeaseState.READY)
+    h.check()
+    h.tear_down()
+
+
+def test_a_load_that_fails_while_the_rest_of_its_lease_is_named_is_planned_again_after_that() -> None:
+    """Law 8: naming what is computed is not made up for in one hold."""
+    h = host(gpu=64, slice_blocks=4)
+    h.place(0, range(4), tier=CPU)
+    record = h.admit(0, 81)
+    (load,) = h.in_flight(direction=Direction.LOAD)
+    h.submit(load)
+    before = record.unnamed_claims
+    assert before >= 13
+    h.end(load, Outcome.FAILED)
+    while record.replans == 0:
+        assert before - record.unnamed_claims <= 4
+        before = record.unnamed_claims
+        h.run_slice()
+        h.check()
+    h.run_slices()
+    assert (state_of(record), record.length) == (LeaseState.READY, 0)
+    assert len(set(table(h, record))) == 21
+    h.check()
+    h.tear_down()

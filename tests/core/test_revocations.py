@@ -464,6 +464,63 @@ def test_hints_are_revoked_only_if_that_lets_a_request_in_and_none_in_vain(
     h.tear_down()
 
 
+MANY: Final = st.lists(st.tuples(STREAMS, st.integers(1, 14)), min_size=60, max_size=150)
+
+
+def crowd(wanted: list[tuple[int, int]]) -> tuple[Host, list[HintRecord]]:
+    """A pool full of blocks of three streams, and many hints of three tenants that share them."""
+    h = host(gpu=64)
+    for stream in range(3):
+        h.place(stream, range(15), tier=GPU)
+    hints = []
+    for number, (stream, blocks) in enumerate(wanted):
+        hint = h.cache.hints.keep(h.keys(stream, 4 * blocks), tenant="abc"[number % 3])
+        assert isinstance(hint, HintRecord)
+        hints.append(hint)
+    return h, hints
+
+
+@settings(max_examples=40)
+@given(wanted=MANY, blocks=st.integers(24, 63))
+def test_of_many_hints_those_are_revoked_that_trying_one_by_one_finds_and_so_is_the_order_they_leave(
+    wanted: list[tuple[int, int]], blocks: int
+) -> None:
+    """Law 2, as few as will do; a block goes to where the last of its hints leaves it."""
+    h, hints = crowd(wanted)
+    expected = tried_one_by_one([set(hint.slots.tolist()) for hint in hints], lacking=blocks - room(h))
+    press(h, blocks)
+    assert [number for number, hint in enumerate(hints) if hint.state is HintState.REVOKED] == expected
+    other, others = crowd(wanted)
+    for number in expected:
+        other.cache.hints.revoke(others[number])
+    press(other, blocks)
+    assert h.cache.snapshot().gpu_order == other.cache.snapshot().gpu_order
+    h.tear_down()
+
+
+def tried_one_by_one(holds: list[set[int]], *, lacking: int) -> list[int]:
+    """Which holds to give up: from the first on until that is enough, then back again whatever can be spared."""
+    gone: list[int] = []
+    while given_by(holds, gone) < lacking:
+        gone.append(len(gone))
+    for number in reversed(gone[:-1]):
+        without = [other for other in gone if other != number]
+        if given_by(holds, without) >= lacking:
+            gone = without
+    return gone
+
+
+def given_by(holds: list[set[int]], gone: list[int]) -> int:
+    """Slots that nobody holds once these have gone."""
+    kept = set().union(*(slots for number, slots in enumerate(holds) if number not in gone))
+    return len(set().union(*holds) - kept)
+
+
+def room(h: Host) -> int:
+    counts = h.counts(GPU)
+    return counts.free + counts.evictable - counts.claimed
+
+
 @given(st.lists(st.lists(st.integers(0, 30), unique=True), max_size=12), st.integers(1, 3))
 def test_slots_are_counted_as_in_a_multiset(batches: list[list[int]], at_once: int) -> None:
     held, counts = HeldSlots(31), SlotCounts()

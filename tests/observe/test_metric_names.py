@@ -19,8 +19,8 @@ from aiokv.model.ids import Direction
 from aiokv.model.plan import Outcome
 from aiokv.observe.families import FAMILIES, Family, Kind
 from aiokv.observe.stats import (
-    CLEANUP_BUCKETS,
     LEASE_BUCKETS,
+    STEP_BUCKETS,
     TRANSFER_BUCKETS,
     CancelStage,
     Degradation,
@@ -143,7 +143,7 @@ def test_a_histogram_has_at_most_sixteen_rising_buckets(busy: tuple[Scrape, str]
         assert buckets[float("inf")] == scrape.samples[f"{family.name}_count", own]
 
 
-@pytest.mark.parametrize("bounds", [TRANSFER_BUCKETS, LEASE_BUCKETS, CLEANUP_BUCKETS])
+@pytest.mark.parametrize("bounds", [TRANSFER_BUCKETS, LEASE_BUCKETS, STEP_BUCKETS])
 def test_bounds_rise(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
 

@@ -58,6 +58,9 @@ from tests.runtime.support import GEOMETRY, GROUP, config_of
         {"close_grace_s": -1},
         {"close_grace_s": float("nan")},
         {"close_grace_s": "30"},
+        {"close_grace_s": True},
+        {"close_grace_s": float("inf")},
+        {"close_grace_s": 10**400},
     ],
     ids=str,
 )

@@ -98,6 +98,12 @@ async def test_timeouts_that_are_none(timeout: Any) -> None:  # noqa: ANN401  # 
         lease.release()
 
 
+async def test_a_timeout_that_no_float_can_hold_never_comes() -> None:
+    async with opened() as case:
+        lease = await case.kv.acquire("request", prompt(2), timeout=10**400)
+        lease.release()
+
+
 @pytest.mark.parametrize("request_id", ["", None, 7, b"id"])
 async def test_request_ids_that_are_none(request_id: Any) -> None:  # noqa: ANN401  # anything
     async with opened() as case:
@@ -171,6 +177,8 @@ async def test_an_unknown_group() -> None:
         (BLOCK, {"states": (2 * BLOCK,)}),
         (BLOCK, {"states": (-BLOCK,)}),
         (BLOCK, {"states": ("16",)}),
+        (BLOCK, {"states": None}),
+        (BLOCK, {"states": BLOCK}),
     ],
 )
 async def test_confirming_what_is_not_so(num_tokens: Any, options: dict[str, Any]) -> None:  # noqa: ANN401
@@ -228,6 +236,44 @@ async def test_extending_by_what_is_no_number_of_tokens(tokens: Any) -> None:  #
         with pytest.raises(UsageError):
             lease.block_ids(GROUP, start=tokens if tokens is not None else -5)
         assert state_of(case.kv) == before
+        lease.release()
+
+
+@pytest.mark.parametrize("tokens", [9 * BLOCK, 10**10, 2**63, 10**30])
+async def test_extending_by_what_can_never_fit_is_told_at_once(tokens: int) -> None:
+    """Law 8: no memory is taken for positions that no pool has."""
+    async with opened() as case:
+        lease = granted(case.kv, prompt(2))
+        before = state_of(case.kv)
+        with pytest.raises(CapacityError, match="the pool has 8"):
+            lease.try_extend(tokens)
+        with pytest.raises(CapacityError, match="the pool has 8"):
+            await lease.extend(tokens)
+        assert state_of(case.kv) == before
+        lease.release()
+
+
+@pytest.mark.parametrize("callback", [None, 5, "print"])
+async def test_a_callback_that_cannot_be_called(callback: Any) -> None:  # noqa: ANN401  # anything
+    """Whoever asks for it is told, not the turn in which a copy ends."""
+    async with opened() as case:
+        make_resident(case.kv, prompt(2), {GROUP: "cc"})
+        lease = granted(case.kv, prompt(2))
+        with pytest.raises(UsageError, match="callable"):
+            lease.add_done_callback(callback)
+        case.backend.complete_all()
+        await lease.ready()
+        lease.release()
+
+
+@pytest.mark.parametrize("backlog", [0, -1, None, "10", 1.5, True])
+async def test_a_backlog_that_is_none(backlog: Any) -> None:  # noqa: ANN401  # anything
+    """Whoever subscribes is told, not the next request."""
+    async with opened() as case:
+        with pytest.raises(UsageError, match="backlog"):
+            case.kv.events(backlog=backlog)
+        lease = granted(case.kv, prompt(2))
+        lease.confirm(2 * BLOCK)
         lease.release()
 
 

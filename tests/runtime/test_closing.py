@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import anyio
 import numpy as np
 import pytest
 import uvloop
@@ -182,6 +183,19 @@ async def test_aclose_inside_quiesce_sees_copies_end() -> None:
             await turns(3)
             case.backend.complete_all()
             await asyncio.wait_for(closing, 10.0)
+
+
+async def test_quiesce_is_refused_once_the_runtime_is_closing() -> None:
+    """It would keep the drain from seeing copies end, until its grace is over."""
+    async with opened() as case:
+        store_something(case.kv)
+        closing = asyncio.create_task(case.kv.aclose())
+        await turns(3)
+        with pytest.raises(UsageError, match="closing"):
+            async with case.kv.quiesce():
+                pass
+        case.backend.complete_all()
+        await asyncio.wait_for(closing, 10.0)
 
 
 # A copy that never ends.
@@ -388,6 +402,18 @@ async def test_drain_waits_for_what_is_queued_sliced_and_running() -> None:
         assert case.kv.snapshot().transfers == ()
 
 
+async def test_who_gave_up_waiting_for_a_drain_is_not_kept() -> None:
+    """A runtime that is never idle, and a probe that asks for a drain with a deadline again and again."""
+    async with opened() as case:
+        store_something(case.kv)
+        for _ in range(500):
+            with anyio.move_on_after(0):
+                await case.kv.drain()
+        gc.collect()
+        assert sum(issubclass(type(kept), asyncio.Future) and kept.done() for kept in gc.get_objects()) < 100
+        await finish_copies(case)
+
+
 async def test_drain_does_not_wait_for_leases_and_lets_requests_in() -> None:
     async with opened() as case:
         lease = granted(case.kv, prompt(2))
@@ -400,3 +426,11 @@ async def test_drain_does_not_wait_for_leases_and_lets_requests_in() -> None:
         await draining
         lease.release()
         other.release()
+
+
+async def test_a_grace_longer_than_a_thread_can_wait_is_no_fault() -> None:
+    """Nothing is running: the runtime is closed at once, and its arenas are freed."""
+    kv = runtime_of(HostBackend(), close_grace_s=1e300)
+    async with kv:
+        store_something(kv)
+    assert_nothing_held(kv)

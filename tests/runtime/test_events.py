@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from aiokv import CacheGeometry, FullAttention, KVRuntime, RuntimeConfig, SlidingWindow, Tier
+from aiokv import CacheGeometry, FullAttention, KVRuntime, RuntimeConfig, SlidingWindow, Tier, UsageError
 from aiokv.model.events import BlockRemoved, BlockStored, CacheEvent, EventsDropped, TierCleared
 from aiokv.runtime.event_stream import EventStream
 from aiokv.testing import FakeBackend, evict, make_resident
@@ -139,6 +140,44 @@ async def test_a_cancelled_reader_changes_nothing() -> None:
         make_resident(kv, range(_BLOCK), {"full": "g"})
         await kv.drain()
         assert isinstance(await anext(stream), BlockStored)
+
+
+@pytest.mark.parametrize("made", ["before", "after"])
+async def test_a_stream_of_a_closed_runtime_ends_at_once(made: str) -> None:
+    """Nobody waits for events that cannot come."""
+    kv = KVRuntime(_config())
+    await kv.open()
+    stream = kv.events()
+    await kv.aclose()
+    if made == "after":
+        stream = kv.events()
+    seen: list[CacheEvent] = []
+    await asyncio.wait_for(_collect(stream, seen), 10.0)
+    async with stream as entered:
+        assert entered.take() == seen == []
+
+
+async def test_a_second_reader_of_one_stream_is_told_that_there_is_one() -> None:
+    """Only one of them could be woken: the other one would wait for ever."""
+    async with KVRuntime(_config()) as kv, kv.events() as stream:
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="another task"):
+            await anext(stream)
+        make_resident(kv, range(_BLOCK), {"full": "g"})
+        assert isinstance(await asyncio.wait_for(first, 10.0), BlockStored)
+
+
+async def test_who_reads_on_in_the_turn_in_which_a_reader_is_cancelled_is_woken() -> None:
+    """The one that leaves takes no wake-up from the one that has come in its place."""
+    async with KVRuntime(_config()) as kv, kv.events() as stream:
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0)
+        first.cancel()
+        asyncio.get_running_loop().call_soon(partial(make_resident, kv, range(_BLOCK), {"full": "g"}))
+        async with asyncio.timeout(10.0):
+            assert isinstance(await anext(stream), BlockStored)
+        assert first.cancelled()
 
 
 async def test_a_reader_that_has_left_gets_nothing_of_what_comes_later() -> None:

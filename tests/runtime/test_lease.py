@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from aiokv import DeferReason, Deferred, Hit, Lease, LeaseState, Tier
+from aiokv import CacheGeometry, DeferReason, Deferred, Hit, Lease, LeaseState, RecurrentState, Tier
 from aiokv.testing import make_resident
 from tests.runtime.support import (
     BLOCK,
@@ -229,6 +229,17 @@ async def test_confirming_no_more_than_is_confirmed_changes_nothing() -> None:
         lease.confirm(2 * BLOCK)
         assert case.kv.snapshot() == before
         lease.release()
+
+
+async def test_the_states_that_were_captured_may_come_as_an_iterator() -> None:
+    """Checking them does not use them up."""
+    geometry = CacheGeometry(groups=(RecurrentState("state", block_size=BLOCK),), hash_block_size=BLOCK)
+    async with opened(geometry=geometry) as case:
+        async with case.kv.acquire("request", prompt(2)) as lease:
+            lease.confirm(2 * BLOCK, states=iter((2 * BLOCK,)))
+        await finish_copies(case)
+        async with case.kv.acquire("again", prompt(2)) as lease:
+            assert lease.hit.gpu_tokens == 2 * BLOCK
 
 
 async def test_publish_to_limits_what_becomes_findable() -> None:

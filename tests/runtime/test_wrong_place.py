@@ -16,6 +16,7 @@ from aiokv import (
     KVRuntime,
     UsageError,
 )
+from aiokv.runtime.event_stream import EventStream
 from aiokv.testing import FakeBackend
 from tests.runtime.support import GROUP, Case, config_of, granted, is_shut, opened, prompt, state_of
 
@@ -40,7 +41,7 @@ def in_a_thread(work: Callable[[], object]) -> BaseException | None:
 @pytest.mark.allow_blocking("the test itself waits for its thread")
 async def test_another_thread() -> None:
     async with opened() as case:
-        lease = granted(case.kv, prompt(2))
+        lease, stream = granted(case.kv, prompt(2)), case.kv.events()
         before = state_of(case.kv)
         uses: list[Callable[[], object]] = [
             lambda: case.kv.try_acquire("other", prompt(1)),
@@ -53,6 +54,8 @@ async def test_another_thread() -> None:
             lambda: case.kv.snapshot(),
             lambda: case.kv.capacity_generation,
             lambda: case.kv.close(),
+            stream.take,
+            lambda: asyncio.run(anext_of(stream)),
             lambda: lease.block_table(GROUP),
             lambda: lease.confirm(1),
             lambda: lease.truncate(1),
@@ -69,6 +72,10 @@ async def test_another_thread() -> None:
         lease.release()
 
 
+async def anext_of(stream: EventStream) -> object:
+    return await anext(stream)
+
+
 async def acquire_in_another_loop(case: Case) -> None:
     await case.kv.acquire("other", prompt(1))
 
@@ -78,10 +85,11 @@ def test_another_loop() -> None:
     kv = KVRuntime(config_of(backend=backend))
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     first.run_until_complete(kv.open())
-    lease = granted(kv, prompt(2))
+    lease, stream = granted(kv, prompt(2)), kv.events()
 
     async def use() -> None:
         for awaited in (
+            anext(stream),
             kv.acquire("other", prompt(1)),
             kv.aclose(),
             kv.drain(),

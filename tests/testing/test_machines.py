@@ -64,6 +64,8 @@ def test_the_runtime_keeps_all_invariants_on_a_loop_that_is_stepped(caplog: pyte
         "forked",
         "rank ok",
         "reset",
+        "hint kept",
+        "hint declined quota",
     )
     missed = {kind: seen[kind] for kind in rare if seen[kind] < LEAST}
     assert not missed, (missed, seen)
@@ -136,6 +138,13 @@ class DropsEvents(Driver):
         return [event for number, event in enumerate(super().take_events()) if number != 1]
 
 
+class NeverFinishesLeases(RuntimeDriver):
+    """Keeps what a complete request has held, until the run is over."""
+
+    def finish(self, record: LeaseRecord) -> None:
+        pass
+
+
 class ForgetsWhoWaits(RuntimeDriver):
     """A runtime's request that is never given back."""
 
@@ -153,6 +162,7 @@ class ForgetsWhoWaits(RuntimeDriver):
         CompletesAtSubmission,
         TellsNoFailure,
         DropsEvents,
+        NeverFinishesLeases,
         ForgetsWhoWaits,
     ],
 )
@@ -231,6 +241,68 @@ class LosesWakeUps(BatchingScheduler):
             self.tried = len(self.waiting)
 
 
+class ForgetsTables(BatchingScheduler):
+    """Hands the kernel no table of the last group."""
+
+    def tables(self, job: Job) -> dict[str, list[int]]:
+        return dict(list(super().tables(job).items())[:-1])
+
+
+class CutsTables(BatchingScheduler):
+    """Hands the kernel tables that are a block too short."""
+
+    def tables(self, job: Job) -> dict[str, list[int]]:
+        return {name: table[:-1] for name, table in super().tables(job).items()}
+
+
+class ComputesOtherTokens(BatchingScheduler):
+    """Mixes up the tokens of a request."""
+
+    def compute(self, job: Job, stop: int) -> int:
+        lease = self.lease_of(job)
+        tokens = [token + 1 for token in job.tokens]
+        name, tables = job.request.request_id, self.tables(job)
+        token = self.device.compute(
+            Row(request_id=name, token_ids=tokens, start=lease.confirmed, stop=stop, tables=tables)
+        )
+        self.core.confirm(lease, stop)
+        return token
+
+
+class NeverCancels(BatchingScheduler):
+    """Goes on with requests that nobody wants any more."""
+
+    def cancel(self, request_id: str) -> None:
+        pass
+
+
+class StartsNoCopies(BatchingScheduler):
+    """Marks copies as submitted and forgets them."""
+
+    def start_copies(self) -> None:
+        self.core.outbox.take_settled()
+        for transfer in self.core.outbox.take_submissions():
+            self.core.mark_submitted(transfer)
+
+
+class StartsCopiesUnmarked(BatchingScheduler):
+    """Starts copies of which the cache is not told."""
+
+    def start_copies(self) -> None:
+        self.core.outbox.take_settled()
+        for transfer in self.core.outbox.take_submissions():
+            self.device.submit(transfer)
+
+
+class Raises(BatchingScheduler):
+    """Has a fault of its own while requests hold blocks."""
+
+    def step(self) -> None:
+        super().step()
+        if self.running:
+            raise ZeroDivisionError("a fault of its own")
+
+
 @pytest.mark.usefixtures("_as_found")
 @pytest.mark.parametrize(
     "faulty",
@@ -254,6 +326,33 @@ def test_a_scheduler_with_a_fault_is_caught(faulty: type[BatchingScheduler]) -> 
 
 
 # How it says so.
+
+
+@pytest.mark.usefixtures("_as_found")
+@pytest.mark.parametrize(
+    ("faulty", "error", "message"),
+    [
+        (ForgetsTables, BrokenInvariant, "has no table of g"),
+        (CutsTables, BrokenInvariant, r"has \d+ blocks of g\d, of the \d+ it needs"),
+        (ComputesOtherTokens, BrokenInvariant, "computes tokens that no request has"),
+        (NeverCancels, BrokenInvariant, "was cancelled and is still unfinished"),
+        (StartsNoCopies, BrokenInvariant, "copies that the cache wants were never started"),
+        (StartsCopiesUnmarked, BrokenInvariant, "a copy starts before mark_submitted"),
+        (Raises, ZeroDivisionError, "a fault of its own"),
+    ],
+)
+def test_what_a_scheduler_did_wrong_is_said_in_words(
+    faulty: type[BatchingScheduler], error: type[Exception], message: str
+) -> None:
+    """The first fault is told, not what it leads to when the run is torn down."""
+
+    def make(core: CacheState, device: Device) -> Scheduler:
+        return faulty(core, device)
+
+    with pytest.raises((BaseExceptionGroup, error)) as caught:
+        run_scheduler_machine(make, max_examples=20, steps=20)
+    found = caught.value.exceptions if isinstance(caught.value, BaseExceptionGroup) else (caught.value,)
+    assert any(isinstance(one, error) and re.search(message, str(one)) for one in found), found
 
 
 @pytest.mark.usefixtures("_as_found")

@@ -1,5 +1,6 @@
 """`aiokv bench NAME`: one module or package per benchmark, each with a `register` that takes the app of them all.
 
 A benchmark is imported when it runs. What they share: `report.py` prints and judges, `kv_bytes.py` is the memory of a
-model whose every byte is known beforehand, `hold.py` and `memory.py` measure.
+model whose every byte is known beforehand, `backends.py` looks at what is copied, `hold.py`, `memory.py` and
+`garbage.py` measure.
 """

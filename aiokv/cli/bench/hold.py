@@ -88,7 +88,7 @@ class HoldMeter:
         module = str(getattr(callback, "__module__", ""))  # those of tasks have none
         return partial(self.call, callback) if module.startswith(_RUNTIME) else callback
 
-    def _note(self, seconds: float, step: Callable[..., object]) -> None:  # a step of so many seconds
+    def _note(self, seconds: float, step: Callable[..., object]) -> None:
         self.steps += 1
         if seconds > self.longest_s:
             self.longest_s = seconds

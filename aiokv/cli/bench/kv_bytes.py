@@ -41,7 +41,7 @@ class Verdict:
     wrong: int
 
 
-def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:  # "of tenant's tokens"
+def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:
     """The word of each token. A polynomial in the tokens before it, modulo 2**64, so that it takes no loop."""
     tokens = _mixed(np.asarray(token_ids, np.uint64) ^ _mixed(np.full(1, tenant, np.uint64)))
     powers, inverses = _powers(_FACTOR, len(tokens)), _powers(_INVERSE, len(tokens))
@@ -80,7 +80,7 @@ class KvBytes:
 
     # KV by position.
 
-    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:  # group and its table
+    def write(self, group: str, table: _Table, *, codes: Codes, start: int, stop: int) -> int:
         """Compute tokens `[start, stop)`; returns how many of them have no block to be written to."""
         tokens, slots = self._places(group, table, start=start, stop=stop)
         has_slot = slots != NULL_SLOT
@@ -169,7 +169,7 @@ def first_token_read(group: GroupSpec, *, length: int) -> int:
             raise ValueError(f"group {group.name!r} keeps no KV by position")
 
 
-def _powers(base: int, count: int) -> _Words:  # "base to the count"
+def _powers(base: int, count: int) -> _Words:
     powers = np.full(count, base, np.uint64)
     powers[:1] = 1
     return np.cumprod(powers, dtype=np.uint64)

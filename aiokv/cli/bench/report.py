@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from aiokv.cli.output import print_error, print_json, stdout
+from aiokv.model.numbers import is_number
 
 __all__ = ["BenchReport", "conclude"]
 
@@ -61,6 +62,6 @@ def _print_table(report: BenchReport) -> None:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return escape(str(value))
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"

@@ -11,7 +11,7 @@ import pytest
 
 from aiokv import CacheGeometry, ChunkedLocal, FullAttention, KVRuntime, SlidingWindow
 from aiokv.cli.bench import memory
-from aiokv.cli.bench.collector import frozen_garbage
+from aiokv.cli.bench.garbage import frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, Metered, run_metered
 from aiokv.cli.bench.kv_bytes import KvBytes, codes_of
 from aiokv.cli.bench.memory import MemoryTrend

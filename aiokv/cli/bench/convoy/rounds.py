@@ -12,9 +12,9 @@ from typing import final
 
 from aiokv import BlockKeys, KVRuntime, Lease, Tier
 from aiokv.backends.host import Stall
+from aiokv.cli.bench.backends import TallyingBackend
 from aiokv.cli.bench.convoy.settings import BLOCK, GEOMETRY, GROUP, ConvoySettings
 from aiokv.cli.bench.kv_bytes import Codes, KvBytes, codes_of
-from aiokv.cli.bench.passing import TallyingBackend
 
 __all__ = ["Rounds", "Tally"]
 

@@ -12,10 +12,10 @@ import numpy as np
 
 from aiokv import KVRuntime, RuntimeConfig, run
 from aiokv.backends.host import HostBackend, HostFaults, Stall
+from aiokv.cli.bench.backends import TallyingBackend
 from aiokv.cli.bench.convoy.rounds import Rounds, Tally
 from aiokv.cli.bench.convoy.settings import GEOMETRY, GROUP, ConvoySettings
 from aiokv.cli.bench.kv_bytes import KvBytes
-from aiokv.cli.bench.passing import TallyingBackend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 

@@ -77,7 +77,7 @@ class Client:
         except Exception as error:  # counted and told: the run goes on and fails at its end
             self._world.note_error(error)
 
-    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:  # a way and what it ends
+    async def _in_mood(self, mood: str, request: Coroutine[Any, Any, None]) -> None:
         """Run the request; within a random number of turns or milliseconds it is ended in one of the ways."""
         if mood == "scope":
             with anyio.CancelScope() as scope:
@@ -166,13 +166,13 @@ class Client:
             yield lease
 
     async def _admitted(self, name: str, prompt: list[int]) -> Lease:
-        tokens = await self._known(prompt)
-        call = self._world.kv.admit(name, tokens, timeout=self._patience(), **self._options())
+        keys = await self._prepared(prompt)
+        call = self._world.kv.admit(name, keys, timeout=self._patience(), **self._options())
         return await self._world.wait(call)
 
     async def _polled(self, name: str, prompt: list[int]) -> Lease:
         """As a scheduler does that asks at every step; in the end it gives up like one whose time has passed."""
-        keys = await self._world.wait(self._world.kv.prepare_keys(prompt, **self._tenant.identity))
+        keys = await self._prepared(prompt)
         options = self._options()
         for _ in range(_POLLS):
             lease = self._world.call(self._world.kv.try_acquire, name, keys, **options)
@@ -182,7 +182,7 @@ class Client:
             await asyncio.sleep(0.002)
         raise AcquireTimeout(name, timeout=_POLLS * 0.002)
 
-    async def _known(self, prompt: list[int]) -> BlockKeys:
+    async def _prepared(self, prompt: list[int]) -> BlockKeys:
         return await self._world.wait(self._world.kv.prepare_keys(prompt, **self._tenant.identity))
 
     def _options(self) -> RequestOptions:

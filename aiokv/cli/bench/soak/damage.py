@@ -13,10 +13,11 @@ from typing import Final, final
 import numpy as np
 
 from aiokv import KVRuntime, Tier
-from aiokv.backends.host import HostEvent
-from aiokv.cli.bench.passing import PassingBackend
+from aiokv.backends.base import Backend, DeviceEvent
+from aiokv.backends.host import HostBackend
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Checksum, CopyBatch
+from aiokv.testing.passing_backend import PassingBackend
 
 __all__ = ["DamagingBackend", "damage_now_and_then"]
 
@@ -28,10 +29,11 @@ _FLIPPED_BIT: Final = 0x10
 class DamagingBackend(PassingBackend):
     """Changes what lies in CPU slots when told to, and counts the changed blocks that are asked for afterwards."""
 
-    __slots__ = ("_changed", "_stored", "asked_for", "flipped")
+    __slots__ = ("_changed", "_host", "_stored", "asked_for", "flipped")
 
-    def __init__(self, inner: PassingBackend) -> None:
+    def __init__(self, inner: Backend, *, host: HostBackend) -> None:
         super().__init__(inner)
+        self._host = host
         self._stored: dict[int, int] = {}
         """By CPU slot, the bytes of the block that was stored there last."""
         self._changed: set[int] = set()
@@ -40,7 +42,7 @@ class DamagingBackend(PassingBackend):
         self.asked_for = 0
         """Changed blocks that were then to be loaded."""
 
-    def submit(self, batch: CopyBatch) -> HostEvent:
+    def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
         if batch.direction is Direction.STORE:
             self._stored.update(dict.fromkeys(batch.target_blocks.tolist(), self.block_bytes(batch.group)))
@@ -49,7 +51,7 @@ class DamagingBackend(PassingBackend):
             read = self._changed.intersection(batch.source_blocks.tolist())
             self.asked_for += len(read)
             self._changed -= read
-        return self.inner.submit(batch)
+        return super().submit(batch)
 
     def damage(self, source: random.Random, *, kv: KVRuntime, checksum: Checksum) -> None:
         """Change one block at rest, by as much as `checksum` promises to find: one bit, or all that was stored."""
@@ -58,7 +60,7 @@ class DamagingBackend(PassingBackend):
         if not at_rest:
             return
         slot = source.choice(at_rest)
-        block = self.cpu_slot(slot)[: self._stored[slot]]
+        block = self._host.cpu_slot(slot)[: self._stored[slot]]
         if checksum is Checksum.FULL:
             block[source.randrange(len(block))] ^= _FLIPPED_BIT
         else:

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from aiokv import Direction, KVRuntime, Outcome, Tier
-from aiokv.cli.bench.collector import GarbagePauses
+from aiokv.cli.bench.garbage import GarbagePauses
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.memory import MemoryTrend
 from aiokv.cli.bench.soak.settings import SoakSettings

@@ -14,11 +14,11 @@ from typing import Any, Final, final
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv.backends.host import HostBackend, HostFaults, Stall
-from aiokv.cli.bench.collector import GarbagePauses, frozen_garbage
+from aiokv.cli.bench.backends import PoisoningBackend
+from aiokv.cli.bench.garbage import GarbagePauses, frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
-from aiokv.cli.bench.passing import PoisoningBackend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.soak import findings
 from aiokv.cli.bench.soak.client import Client
@@ -93,7 +93,7 @@ class _Run:
         self._trend = MemoryTrend()
         self._memory = KvBytes(settings.geometry, gpu_blocks=settings.gpu_blocks, token_words=_TOKEN_WORDS)
         host = HostBackend(faults=_sabotaged(settings.sabotage, stall=self._stall))
-        self._damage = DamagingBackend(PoisoningBackend(host, memory=self._memory, meter=meter))
+        self._damage = DamagingBackend(PoisoningBackend(host, memory=self._memory, meter=meter), host=host)
         self._backend = FaultyBackend(
             self._damage,
             seed=settings.seed,

@@ -96,7 +96,7 @@ class World:
         if blocks:
             self._note("corrupt", where)
 
-    def _note(self, kind: str, text: str) -> None:  # a kind of text
+    def _note(self, kind: str, text: str) -> None:
         if len(self.notes) < _NOTES_KEPT:
             self.notes.append(f"{kind}: {text}")
 
@@ -123,5 +123,5 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
-def _text(source: random.Random, tokens: int) -> tuple[int, ...]:  # so many tokens from a source
+def _text(source: random.Random, tokens: int) -> tuple[int, ...]:
     return tuple(source.randrange(_VOCABULARY) for _ in range(tokens))

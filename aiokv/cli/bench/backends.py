@@ -1,62 +1,22 @@
-"""Backends that watch or prepare what is copied, and pass everything on to the host backend."""
+"""Backends of benchmarks: they count or prepare what is copied, and pass everything on to the host backend."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from aiokv.backends.base import BackendLayout, WakeMode
-from aiokv.backends.host import HostBackend, HostEvent
+from aiokv.backends.base import BackendLayout, DeviceEvent
+from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.model.ids import Direction, IntArray
 from aiokv.model.plan import CopyBatch
+from aiokv.testing.passing_backend import PassingBackend
 
-__all__ = ["PassingBackend", "PoisoningBackend", "TallyingBackend"]
+__all__ = ["PoisoningBackend", "TallyingBackend"]
 
 _POISON: Final = 0x5A
-
-
-class PassingBackend:
-    """Does nothing of its own."""
-
-    __slots__ = ("inner", "name", "wake_mode")
-
-    def __init__(self, inner: HostBackend | PassingBackend) -> None:
-        self.inner = inner
-        self.name: str = inner.name
-        self.wake_mode: WakeMode = inner.wake_mode
-
-    def open(self, layout: BackendLayout) -> None:
-        """See `Backend`."""
-        self.inner.open(layout)
-
-    def attach_doorbell(self, ring: Callable[[], None]) -> None:
-        """See `Backend`."""
-        self.inner.attach_doorbell(ring)
-
-    def submit(self, batch: CopyBatch) -> HostEvent:
-        """See `Backend`."""
-        return self.inner.submit(batch)
-
-    def block_bytes(self, group: str) -> int:
-        """See `Backend`."""
-        return self.inner.block_bytes(group)
-
-    def eta_seconds(self, direction: Direction, num_bytes: int) -> float:
-        """See `Backend`."""
-        return self.inner.eta_seconds(direction, num_bytes)
-
-    def close(self, *, deadline_s: float) -> bool:
-        """See `Backend`."""
-        return self.inner.close(deadline_s=deadline_s)
-
-    def cpu_slot(self, slot: int) -> NDArray[np.uint8]:
-        """See `HostBackend`."""
-        return self.inner.cpu_slot(slot)
 
 
 @final
@@ -67,24 +27,25 @@ class PoisoningBackend(PassingBackend):
     step of aiokv.
     """
 
-    __slots__ = ("_memory", "_meter")
+    __slots__ = ("_host", "_memory", "_meter")
 
-    def __init__(self, inner: HostBackend | PassingBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
-        super().__init__(inner)
+    def __init__(self, host: HostBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
+        super().__init__(host)
+        self._host = host
         self._memory = memory
         self._meter = meter
 
-    def submit(self, batch: CopyBatch) -> HostEvent:
+    def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
         self._meter.exclude(self._poison, batch)
-        return self.inner.submit(batch)
+        return super().submit(batch)
 
     def _poison(self, batch: CopyBatch) -> None:
         if batch.direction is Direction.LOAD:
             self._memory.poison_slots(batch.group, batch.target_blocks)
         else:
             for slot in batch.target_blocks.tolist():
-                self.inner.cpu_slot(slot)[:] = _POISON
+                self._host.cpu_slot(slot)[:] = _POISON
 
 
 @final
@@ -112,10 +73,10 @@ class TallyingBackend(PassingBackend):
         self.batches = 0
         self.loads[:] = 0
 
-    def submit(self, batch: CopyBatch) -> HostEvent:
+    def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
         self.submitted += 1
         if batch.direction is Direction.LOAD:
             self.batches += 1
             self.loads[batch.source_blocks] += 1
-        return self.inner.submit(batch)
+        return super().submit(batch)
