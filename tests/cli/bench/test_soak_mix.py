@@ -22,12 +22,12 @@ NOTHING_WRONG = dict.fromkeys(ZEROS, 0)
 
 def test_states_are_captured_hit_and_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """Section 5: a state is found under its exact length, copied whole before it is advanced; invariant 9."""
-    status, report = soaked(capsys, "--seconds", "2", "--groups", "full,state", "--store-policy", "lazy")
+    status, report = soaked(capsys, "--seconds", "1.2", "--groups", "full,state", "--store-policy", "lazy")
     assert (status, report["complaints"]) == (0, [])
     assert report["groups"] == "full,state"
-    assert report["captured"] >= 20
-    assert report["compared_states"] >= 100
-    assert report["gpu_tokens"] >= 500
+    assert report["captured"] >= 10
+    assert report["compared_states"] >= 50
+    assert report["gpu_tokens"] >= 100
 
 
 def test_a_state_of_another_length_than_it_is_confirmed_under_is_noticed(
@@ -81,9 +81,9 @@ def test_a_hint_that_promises_too_much_is_noticed(
 
 def test_ranks_answer_in_any_order_and_one_that_fails_is_believed(capsys: pytest.CaptureFixture[str]) -> None:
     """Law 3: a block is findable after every rank's copy ended OK."""
-    status, report = soaked(capsys, "--seconds", "2", "--groups", "full", "--remote-ranks", "2", "--faults", "0.1")
+    status, report = soaked(capsys, "--seconds", "1.2", "--groups", "full", "--remote-ranks", "2", "--faults", "0.1")
     assert (status, {name: report[name] for name in ZEROS}) == (0, NOTHING_WRONG)
-    assert report["rank_reports"] >= 100
+    assert report["rank_reports"] >= 40
     assert report["rank_failures"] >= 1
 
 
@@ -116,6 +116,18 @@ def raise_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pool, "pin", pinned)
 
 
+def spin_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pin, calls = Pool.pin, itertools.count(1)
+
+    def pinned(pool: Pool, slots: SlotArray) -> None:
+        if next(calls) == 40:
+            while True:
+                pass
+        pin(pool, slots)
+
+    monkeypatch.setattr(Pool, "pin", pinned)
+
+
 def cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def counts(pool: Pool) -> None:
         raise IndexError("the books are broken")
@@ -130,7 +142,9 @@ def cannot_be_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheState, "warm", warm)
 
 
-@pytest.mark.parametrize("wreck", [lose_pins, give_out_twice, raise_now_and_then, cannot_be_read, cannot_be_warmed])
+@pytest.mark.parametrize(
+    "wreck", [lose_pins, give_out_twice, raise_now_and_then, spin_once, cannot_be_read, cannot_be_warmed]
+)
 def test_broken_books_give_a_report_and_no_traceback(
     wreck: Callable[[pytest.MonkeyPatch], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

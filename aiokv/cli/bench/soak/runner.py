@@ -27,6 +27,7 @@ from aiokv.cli.bench.soak.ending import Ending, noted
 from aiokv.cli.bench.soak.keeper import Keeper
 from aiokv.cli.bench.soak.ranks import RemoteRanks
 from aiokv.cli.bench.soak.settings import BLOCK, Sabotage, SoakSettings
+from aiokv.cli.bench.soak.watchdog import spinning_interrupted
 from aiokv.cli.bench.soak.world import World, tenants_of
 from aiokv.cli.output import new_progress
 from aiokv.errors import AiokvError
@@ -108,12 +109,13 @@ class _Run:
         asyncio.get_running_loop().set_exception_handler(partial(_note_context, world))
         is_open = await _open(world)
         ending = Ending(world, settings=self._settings)
-        with frozen_garbage(self._meter) as pauses:
+        with frozen_garbage(self._meter) as pauses, spinning_interrupted(asyncio.get_running_loop()):
             try:
                 if is_open:
                     await self._soak(world, ending=ending, pauses=pauses)
                 found = await ending.settle()
             finally:
+                world.is_over = True  # whoever is still asking stops, if the run itself was cancelled
                 self._stall.release.set()
                 await ending.close()
         return self._figures(world, found, pauses=pauses)

@@ -13,6 +13,7 @@ from typing import Any, Final, ParamSpec, TypeVar, final
 from aiokv import KVRuntime, Lease
 from aiokv.cli.bench.hold import HoldMeter, Metered
 from aiokv.cli.bench.kv_bytes import KvBytes
+from aiokv.cli.bench.soak.watchdog import LoopHeldError
 from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.hashing import KeyOptions
 
@@ -79,6 +80,8 @@ class World:
     def note_error(self, error: BaseException) -> None:
         """Count an exception that should not have been raised."""
         self.seen["errors"] += 1
+        if isinstance(error, LoopHeldError):
+            self.is_over = True  # there will be no end to it
         self._note("error", f"{type(error).__name__}: {error}")
 
     def note_violations(self, violations: Sequence[str]) -> None:
