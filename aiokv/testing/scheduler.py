@@ -72,7 +72,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 from aiokv.core.cache import CacheState
 from aiokv.core.inflight import Transfer
@@ -156,7 +156,8 @@ class Device:
 class SchedulerDriver(Driver):
     """Leaves everything to a scheduler but the ends of copies and what happens to tiers."""
 
-    steps = frozenset({Step.LOSE})
+    steps: ClassVar[frozenset[Step]] = frozenset()
+    """Not even `LOSE`: it takes slots out of use, and a request that fitted may then wait for ever."""
 
     def __init__(
         self,
