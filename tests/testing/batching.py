@@ -1,7 +1,7 @@
 """A scheduler as an embedder would write it: continuous batching over the synchronous core, with preemption.
 
-One step: hear of copies that have ended, let requests in, make room by preempting the youngest, compute a chunk of each
-running request, confirm it, start copies, run slices.
+One step: hear of copies that have ended, compute a chunk of each running request and confirm it, make room by preempting
+the youngest, let requests in, start copies, run slices.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class BatchingScheduler:
 
     def step(self) -> None:
         self.hear()
-        self.let_in()
         self.resolve()
         for job in list(self.running):
             if job in self.running and self.is_ready(job):
                 self.advance(job)
+        self.let_in()  # last: the blocks of who was preempted are for the one that needed them
         self.start_copies()
         self.core.run_slices()
 
