@@ -1,7 +1,7 @@
 """A scheduler as an embedder would write it: continuous batching over the synchronous core, with preemption.
 
-One step: hear of copies that have ended, compute a chunk of each running request and confirm it, make room by preempting
-the youngest, let requests in, start copies, run slices.
+One step: hear of copies that have ended, compute a chunk of each running request and confirm it, make room by
+preempting the youngest, let requests in, start copies, run slices.
 """
 
 from __future__ import annotations
