@@ -185,14 +185,9 @@ class Hints:
         found = self._find(record.keys, tier=record.tier, align=record.align)
         if self._refusal(record, found) is None:
             self._exchange(record, found)
-        elif self._has_lost(record):
+        elif len(record.slots) and not record.length:  # the table has marked the loss
             self._exchange(record, replace(found, length=0, slots=found.slots[:0]))
             self._world.hints.due[record.hint_id] = record
-
-    def _has_lost(self, record: HintRecord) -> bool:
-        """Whether a block that it holds cannot be found any more."""
-        pool = self._usable(record.tier)
-        return pool is not None and bool((pool.group_of(record.slots) < 0).any())
 
     def _refusal(self, record: HintRecord, found: _Found) -> DeclineReason | None:
         world, tier = self._world, record.tier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiokv.core.inflight import Transfer
+from aiokv.core.lease_table import LeaseRecord
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import DeclineReason, Outcome
 from aiokv.model.spec import FullAttention
@@ -16,6 +17,17 @@ def host() -> Host:
     return Host(FULL, gpu_blocks=32, cpu_blocks=32)
 
 
+def joined() -> tuple[Host, LeaseRecord, LeaseRecord]:
+    """Two leases of one prompt: the second wants the blocks whose store the first has begun."""
+    h = host()
+    first = h.admit(0, 17)
+    h.confirm(first, 17)
+    h.run_slices()
+    second = h.admit(0, 17)
+    h.run_slices()
+    return h, first, second
+
+
 def store_of(h: Host) -> Transfer:
     (store,) = h.in_flight(direction=Direction.STORE)
     return store
@@ -26,12 +38,7 @@ def stored(h: Host) -> int:
 
 
 def test_who_joined_a_queued_store_keeps_it_when_the_first_leaves() -> None:
-    h = host()
-    first = h.admit(0, 17)
-    h.confirm(first, 17)
-    h.run_slices()
-    second = h.admit(0, 17)
-    h.run_slices()
+    h, first, second = joined()
     assert store_of(h).waiters == {first.lease_id, second.lease_id}
     assert h.cache.counters.store_skipped_blocks[DeclineReason.IN_FLIGHT] == 4
     h.release(first)
@@ -59,12 +66,7 @@ def test_a_queued_store_that_all_have_left_is_dropped() -> None:
 
 
 def test_a_store_of_one_who_finished_is_not_dropped_with_one_who_joined() -> None:
-    h = host()
-    first = h.admit(0, 17)
-    h.confirm(first, 17)
-    h.run_slices()
-    second = h.admit(0, 17)
-    h.run_slices()
+    h, first, second = joined()
     h.finish(first)
     h.release(second)
     h.check()
@@ -95,12 +97,7 @@ def test_a_store_that_nobody_asked_for_is_not_dropped_with_one_who_hit_its_block
 
 def test_a_store_that_ended_is_no_more_of_those_who_joined() -> None:
     """They leave later, when the store is gone."""
-    h = host()
-    first = h.admit(0, 17)
-    h.confirm(first, 17)
-    h.run_slices()
-    second = h.admit(0, 17)
-    h.run_slices()
+    h, first, second = joined()
     h.end_all()
     for lease in (second, first):
         h.release(lease)
