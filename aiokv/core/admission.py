@@ -89,11 +89,11 @@ class Admission:
         done = 0
         while record.claims and done < limit:
             segment = record.claims[0]
-            if segment.unnamed:
-                named = self._name_segment(segment, limit=limit - done)
+            if unnamed := segment.unnamed:
+                named = self._name_segment(segment, limit=min(unnamed, limit - done))
                 done += max(named, 1)
-            if segment.unnamed:
-                break
+                if named < unnamed:
+                    break
             record.claims.popleft()
             if segment.transfer_id is not None:
                 self.bind_load(record, self._world.inflight.find(segment.transfer_id))
@@ -113,14 +113,16 @@ class Admission:
         """
         world = self._world
         record.advance(LeaseEvent.RELEASE)
-        world.unclaim_gpu(record.unnamed_claims)
-        record.claims.clear()
+        if record.claims:
+            world.unclaim_gpu(record.unnamed_claims)
+            record.claims.clear()
         self.attribute(record)
-        unwanted = set() if how in _FLUSHED else record.storing
-        for transfer_id in sorted(record.waiting | unwanted):
+        unwanted = record.waiting if how in _FLUSHED else record.waiting | record.storing
+        for transfer_id in sorted(unwanted):
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
-        world.unpin_gpu(record.take_leaving())
+        if len(record.leaving):
+            world.unpin_gpu(record.take_leaving())
         world.unpin_gpu(record.held_slots())
         world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)
@@ -146,12 +148,13 @@ class Admission:
         world = self._world
         record = _new_record(world, request, plan=plan)
         world.pin_hits(plan.hit_slots)
-        if world.cpu is not None:
+        if world.cpu is not None and plan.hit.cpu_tokens:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(plan.claims)
         world.leases.add(record)
         for index, group in enumerate(plan.groups):
-            record.tables[index].put(group.hit_positions, group.hit_slots)
+            if len(group.hit_positions):
+                record.tables[index].put(group.hit_positions, group.hit_slots)
             self.start_loads(record, index=index, plan=group)
         for index, group in enumerate(plan.groups):
             self._claim_compute(record, index=index, plan=group)
@@ -159,7 +162,7 @@ class Admission:
         record.advance(LeaseEvent.LOAD if record.waiting else LeaseEvent.SETTLE)
         if not record.waiting:
             self.attribute(record)
-        world.slices.start(self.naming_job(record))
+        self.start_naming(record)
         self._stores.admitted(record, plan)
         return record
 
@@ -215,7 +218,7 @@ class Admission:
             self.name_some(owner, limit=self._world.slice_blocks)
 
     def _name_segment(self, segment: ClaimSegment, *, limit: int) -> int:
-        slots = self._world.name_gpu(min(segment.unnamed, limit))
+        slots = self._world.name_gpu(limit)
         positions = segment.positions[segment.named : segment.named + len(slots)]
         segment.table.put(positions, slots)
         segment.named += len(slots)
@@ -228,6 +231,12 @@ class Admission:
         if plan.state_claims:
             positions = np.arange(plan.state_claims, dtype=np.int64)
             record.claims.append(ClaimSegment(table=record.state_slots[index], positions=positions))
+
+    def start_naming(self, record: LeaseRecord) -> None:
+        """Name the claims of a lease: a slice of them now, what is left in later slices."""
+        self.name_some(record, limit=self._world.slice_blocks)
+        if record.claims:
+            self._world.slices.append(self.naming_job(record))
 
     def naming_job(self, record: LeaseRecord) -> Job:
         """Name the claims of a lease, a slice at a time."""
@@ -268,19 +277,17 @@ def _lookup_result(geometry: CacheGeometry, record: LeaseRecord) -> LookupResult
 
 
 def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> LeaseRecord:
-    geometry = world.geometry
     whole = request.prompt_tokens + request.reserve_tokens
-    shares = []
-    for index, group in enumerate(plan.groups):
-        block = geometry.effective_block_size(index)
-        share = GroupShare(
+    shares = [
+        GroupShare(
             block_size=block,
             positions=max(-(-whole // block), group.claim_stop),
             states=group.state_claims,
             capacity_tokens=group.capacity_tokens,
             is_loaded=group.is_loaded,
         )
-        shares.append(share)
+        for group, block in zip(plan.groups, world.geometry.block_sizes, strict=True)
+    ]
     return LeaseRecord(
         lease_id=world.leases.next_id(),
         request=request,

@@ -83,8 +83,7 @@ class BlockTable:
     def held_slots(self) -> IntArray:
         """The slots held, by ascending position."""
         slots = self._slots[: self._length].astype(np.int64)
-        is_held = slots != NULL_SLOT
-        return slots if np.count_nonzero(is_held) == len(slots) else slots[is_held]
+        return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
 
     def _tell(self) -> None:
         for changed in self._watchers:

@@ -66,12 +66,8 @@ class Forks:
         groups = []
         for table, block in zip(record.tables, record.block_sizes, strict=True):
             slots = table.view()[: limit // block].astype(np.int64)
-            nowhere = np.zeros(len(slots), np.bool_)
-            groups.append(
-                GroupResidency(
-                    on_gpu=slots != NULL_SLOT, gpu_slots=slots, on_cpu=nowhere, cpu_slots=np.zeros_like(slots)
-                )
-            )
+            is_held, nowhere = slots != NULL_SLOT, np.zeros(len(slots), np.bool_)
+            groups.append(GroupResidency(is_held, slots, nowhere, np.zeros_like(slots), is_held))
         length = longest_valid(
             self._world.geometry,
             num_tokens=limit + 1,

@@ -46,6 +46,7 @@ _AT_ONCE: Final = 2048
 _TAG_SHIFT: Final = np.array(48, np.uint64)
 _IN_EACH_WAY: Final = np.array(0x0001_0001_0001_0001, np.uint64)
 _EMPTY_TAG: Final = np.array(0, np.uint16)
+_NOBODY: Final = np.array(0, np.int16)
 _LOG_WAYS: Final = np.array(2)
 _WAY_MASK: Final = np.array(3)
 _LOG_PROBES: Final = np.array(4)
@@ -113,7 +114,7 @@ class SlotIndex:
 
     def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key."""
-        return np.not_equal(self._owner.take(slots), 0)
+        return np.not_equal(self._owner[slots], _NOBODY)
 
     def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 
@@ -98,8 +97,7 @@ class AcquireRequest:
             raise UsageError(f"{given} make no request")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupShare:
+class GroupShare(NamedTuple):
     """What a new lease has of one group: table positions, states, room in tokens, and what comes from the CPU tier."""
 
     block_size: int
@@ -166,7 +164,7 @@ class LeaseRecord:
         watchers: Sequence[ChangedHolders] = (),
     ) -> None:
         self.lease_id = lease_id
-        self.block_sizes = tuple(group.block_size for group in groups)
+        self.block_sizes = [group.block_size for group in groups]
         self.request = request
         self.keys = request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
@@ -175,9 +173,12 @@ class LeaseRecord:
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
-        make_table = partial(BlockTable, owner=lease_id, watchers=watchers)
-        self.tables = [make_table(group.positions) for group in groups]
-        self.state_slots = {i: make_table(group.states) for i, group in enumerate(groups) if group.states}
+        self.tables = [BlockTable(group.positions, owner=lease_id, watchers=watchers) for group in groups]
+        self.state_slots = {
+            index: BlockTable(group.states, owner=lease_id, watchers=watchers)
+            for index, group in enumerate(groups)
+            if group.states
+        }
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
         self.capacity_tokens = [group.capacity_tokens for group in groups]

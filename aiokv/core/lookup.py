@@ -55,11 +55,8 @@ class GroupResidency(NamedTuple):
     gpu_slots: IntArray
     on_cpu: BoolArray
     cpu_slots: IntArray
-
-    @property
-    def present(self) -> BoolArray:
-        """Resident in either tier, shape `[n]`."""
-        return self.on_gpu | self.on_cpu
+    present: BoolArray
+    """In either tier."""
 
 
 class Residency(NamedTuple):
@@ -187,24 +184,26 @@ def _probe_group(
         stop = min(start + size, blocks)
         part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
         parts.append(part)
-        if stops_at_miss and not part.present.all():
+        if stops_at_miss and not _all(part.present):
             break
         start, size = stop, size * _SLICE_GROWTH
     return _joined(parts)
 
 
 def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unasked: BoolArray) -> GroupResidency:
-    on_gpu = gpu.find(keys, group)
+    on_gpu, gpu_slots = gpu.find(keys, group)
     on_cpu = np.zeros(len(keys), np.bool_)
     cpu_slots = np.zeros(len(keys), np.int64)
-    if cpu is not None and not _all(on_gpu.present):
-        is_absent = ~on_gpu.present
+    present = on_gpu
+    if cpu is not None and not _all(on_gpu):
+        is_absent = ~on_gpu
         is_absent[: len(unasked)] &= ~unasked
         absent = is_absent.nonzero()[0]
         found = cpu.find(keys if len(absent) == len(keys) else keys[absent], group)
         on_cpu[absent] = found.present
         cpu_slots[absent] = found.slots
-    return GroupResidency(on_gpu=on_gpu.present, gpu_slots=on_gpu.slots, on_cpu=on_cpu, cpu_slots=cpu_slots)
+        present = on_gpu | on_cpu
+    return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, present)
 
 
 def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
@@ -212,13 +211,8 @@ def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
         return parts[0]
     if not parts:
         none, no_slots = np.zeros(0, np.bool_), np.zeros(0, np.int64)
-        return GroupResidency(on_gpu=none, gpu_slots=no_slots, on_cpu=none, cpu_slots=no_slots)
-    return GroupResidency(
-        on_gpu=np.concatenate([p.on_gpu for p in parts]),
-        gpu_slots=np.concatenate([p.gpu_slots for p in parts]),
-        on_cpu=np.concatenate([p.on_cpu for p in parts]),
-        cpu_slots=np.concatenate([p.cpu_slots for p in parts]),
-    )
+        return GroupResidency(none, no_slots, none, no_slots, none)
+    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _count_leading(present: BoolArray) -> int:

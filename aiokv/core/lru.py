@@ -91,10 +91,17 @@ class EvictionQueue:
         self._tail += m
         self._live += m
 
-    def lift(self, slots: SlotArray) -> None:
-        """Take `slots` (distinct, all queued) out and remember where they were, until they are queued again."""
-        self._seat[slots] *= -1
+    def try_lift(self, slots: SlotArray) -> bool:
+        """Take `slots` (distinct) out and remember where they were, until they are queued again.
+
+        False, and nothing changed, if one of them is not queued.
+        """
+        seats = self._seat[slots]
+        if np.count_nonzero(seats > 0) < len(slots):
+            return False
+        self._seat[slots] = -seats
         self._live -= len(slots)
+        return True
 
     def restore(self, slots: SlotArray) -> None:
         """Queue `slots` (distinct, none queued) where they were lifted from, or before all others if that has gone."""
@@ -120,9 +127,10 @@ class EvictionQueue:
             self._passing = False
             return
         while scan_limit > 0:
-            start, size = self._next_scan(scan_limit, scan_limit)
-            if self._seat.item(self._ring.item(start % self._size)) == start:
+            self._skip_gap()
+            if self._seat.item(self._ring.item(self._head % self._size)) == self._head:
                 return
+            start, size = self._next_scan(scan_limit, scan_limit)
             live = self._live_between(start, size)
             first = int(live.argmax())
             if live[first]:

@@ -6,6 +6,7 @@ else (law 2).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,17 +45,12 @@ class GroupPlan(NamedTuple):
     state_claims: int
     capacity_tokens: int
 
-    @property
-    def claims(self) -> int:
-        """GPU slots claimed: load targets, compute positions and states."""
-        return len(self.load_positions) + self.claim_stop - self.claim_start + self.state_claims
-
 
 class AcquirePlan(NamedTuple):
     """What admission would do. Valid until a pool changes."""
 
     length: int
-    groups: tuple[GroupPlan, ...]
+    groups: Sequence[GroupPlan]
     hit: Hit
     switches: int
     claims: int
@@ -107,18 +103,15 @@ def _plan(
 ) -> AcquirePlan:
     length = residency.length
     covered = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
-    groups = tuple(
+    groups = [
         _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=span)
         for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
-    )
+    ]
     loads = [group.is_loaded for group in groups]
-    return AcquirePlan(
-        length=length,
-        groups=groups,
-        hit=attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered),
-        switches=count_switches(geometry, length=length, loads=loads, covered=covered),
-        claims=sum(group.claims for group in groups),
-    )
+    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
+    switches = count_switches(geometry, length=length, loads=loads, covered=covered) if hit.cpu_tokens else 0
+    claims = sum(map(_count_claims, groups))
+    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches, claims=claims)
 
 
 def _plan_group(
@@ -161,6 +154,11 @@ def _plan_group(
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
+
+
+def _count_claims(group: GroupPlan) -> int:
+    """GPU slots claimed: load targets, compute positions and states."""
+    return len(group.load_positions) + group.claim_stop - group.claim_start + group.state_claims
 
 
 def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:

@@ -62,10 +62,11 @@ class Pool(PoolView):
         busy = int(np.count_nonzero(pins))
         if busy < len(at):
             idle = at[pins == 0] if busy else at
-            self._require(self._queue.is_queued(idle), idle)
             if len(idle) > self.available:
+                self._require(self._queue.is_queued(idle), idle)
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            self._queue.lift(idle)
+            if not self._queue.try_lift(idle):
+                self._require(self._queue.is_queued(idle), idle)
         pins += _ONE
         self._pins[at] = pins
         self._tell(at)
@@ -201,9 +202,13 @@ class Pool(PoolView):
         """The last pins of `slots` went: those without a current key are free, the others are to be queued."""
         if self._index.stale_count:
             self._index.remove(slots[self._index.is_stale(slots)])
-        if self._index.are_indexed(slots):
-            return slots
         resident = self._index.is_indexed(slots)
+        keyless = len(slots) - int(np.count_nonzero(resident))
+        if keyless == 0:
+            return slots
+        if np.count_nonzero(resident[:keyless]) == 0 and not self._quarantined_count:  # the unconfirmed tail of a lease
+            self._free.put(slots[:keyless])
+            return slots[keyless:]
         is_free = ~resident & ~self._quarantined.take(slots) if self._quarantined_count else ~resident
         self._free.put(slots[is_free])
         return slots[resident]

@@ -38,7 +38,7 @@ class Resets:
             if pool is not None:
                 world.counters.evicted_blocks[tier, EvictReason.RESET] += pool.resident_count - pool.stale_count
                 self._hints.reset(tier)
-                pool.bump_epoch()
+                world.bump_epoch(pool)
                 world.events.cleared(tier)
                 world.note_moves(pool.capacity)
                 world.slices.append(self._sweeping(tier))

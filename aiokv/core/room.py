@@ -61,7 +61,7 @@ class Room:
         world.gpu.claim(claims)
         for index, positions in enumerate(growth):
             self._grow(record, index, positions=positions, target=target)
-        world.slices.start(self._admission.naming_job(record))
+        self._admission.start_naming(record)
         return target
 
     def undo_extend(self, record: LeaseRecord, capacity: Sequence[int]) -> None:

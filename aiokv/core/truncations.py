@@ -134,7 +134,7 @@ class Truncations:
         for table, cut in zip(record.tables, cuts, strict=True):
             if len(cut.claimed):
                 record.claims.append(ClaimSegment(table=table, positions=cut.claimed))
-        world.slices.start(self._admission.naming_job(record))
+        self._admission.start_naming(record)
 
     def _rewind(self, record: LeaseRecord, confirmed: int) -> None:
         self._world.counters.truncated_tokens += record.confirmed - confirmed

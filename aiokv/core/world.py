@@ -67,6 +67,7 @@ class World:
         "capacity_generation",
         "counters",
         "cpu",
+        "epochs",
         "events",
         "geometry",
         "gone_copies",
@@ -113,6 +114,8 @@ class World:
         self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
+        self.epochs = Epochs(self.gpu.epoch, 0)
+        """The epochs of both tiers now."""
         self.lost_gpu_slots: set[int] = set()
         """Those that copies of LOST transfers read or wrote."""
 
@@ -131,10 +134,10 @@ class World:
         """The CPU pool; none where nothing may be looked up or stored there."""
         return self.cpu if self.has_cpu_tier else None
 
-    @property
-    def epochs(self) -> Epochs:
-        """The epochs of both tiers now."""
-        return Epochs(self.gpu.epoch, self.cpu.epoch if self.cpu is not None else 0)
+    def bump_epoch(self, pool: Pool) -> None:
+        """Make every key of a pool unfindable at once."""
+        pool.bump_epoch()
+        self.epochs = Epochs(self.gpu.epoch, self.cpu.epoch if self.cpu is not None else 0)
 
     def check_keys(self, keys: BlockKeys) -> None:
         """`UsageError` for keys of another geometry: their digests would stand for other tokens."""

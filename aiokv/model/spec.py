@@ -87,7 +87,8 @@ class CacheGeometry:
     hash_block_size: int
     context_parallel: int = 1
     sub_block_hits: bool = False
-    _block_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    block_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Per group, `effective_block_size`."""
     _alignment: int = field(init=False, repr=False, compare=False)
     _full_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -108,7 +109,7 @@ class CacheGeometry:
         _require(not self.sub_block_hits, "sub_block_hits is not supported by this version")
         sizes = tuple(group.block_size * (self.context_parallel if group.sharded else 1) for group in self.groups)
         order = sorted(range(len(sizes)), key=lambda i: not isinstance(self.groups[i], FullAttention))
-        object.__setattr__(self, "_block_sizes", sizes)
+        object.__setattr__(self, "block_sizes", sizes)
         object.__setattr__(self, "_alignment", math.lcm(*sizes))
         object.__setattr__(self, "_full_first", tuple(order))
 
@@ -122,11 +123,11 @@ class CacheGeometry:
 
     def effective_block_size(self, index: int) -> int:
         """Tokens per block of group `index`, context parallelism included."""
-        return self._block_sizes[index]
+        return self.block_sizes[index]
 
     def hashes_per_block(self, index: int) -> int:
         """Hash blocks in one block of group `index`."""
-        return self._block_sizes[index] // self.hash_block_size
+        return self.block_sizes[index] // self.hash_block_size
 
     @property
     def full_first(self) -> tuple[int, ...]:
