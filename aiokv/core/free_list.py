@@ -20,18 +20,20 @@ __all__ = ["FreeList"]
 class FreeList:
     """Free slots of `[first, end)`; `len` counts them."""
 
-    __slots__ = ("_end", "_fresh", "_returned", "_returned_count", "watchers")
+    __slots__ = ("_end", "_fresh", "_returned", "_returned_count", "count", "watchers")
 
     def __init__(self, *, first: int, end: int) -> None:
         self._fresh = first
         self._end = end
         self._returned: TableArray = np.empty(end, np.int32)
         self._returned_count = 0
+        self.count = end - first
+        """How many slots are free: read it, never write."""
         self.watchers: list[StackWatch] = []
         """Each is told how low the stack of returned slots has been."""
 
     def __len__(self) -> int:
-        return self._returned_count + self._end - self._fresh
+        return self.count
 
     @property
     def fresh(self) -> int:
@@ -60,6 +62,7 @@ class FreeList:
             watch.low = min(watch.low, self._returned_count)
         slots = self._returned[self._returned_count : top][::-1].astype(np.int64)
         fresh = min(n - len(slots), self._end - self._fresh)
+        self.count -= len(slots) + fresh
         if fresh == 0:
             return slots
         self._fresh += fresh
@@ -69,3 +72,4 @@ class FreeList:
         """Take `slots` (distinct, not free) back; the last of them goes out first."""
         self._returned[self._returned_count : self._returned_count + len(slots)] = slots
         self._returned_count += len(slots)
+        self.count += len(slots)

@@ -65,6 +65,8 @@ class Loads:
     @property
     def waits_for_capacity(self) -> bool:
         """Whether a lease waits to be planned again; nobody may be admitted before it."""
+        if not self._replans and not self._failed:
+            return False
         return any(record.state is not LeaseState.RELEASED for record in (*self._replans, *self._failed))
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:

@@ -59,11 +59,16 @@ class GroupResidency(NamedTuple):
     """In either tier."""
 
 
+_NOWHERE: Final = GroupResidency(
+    _NO_BLOCKS, np.zeros(0, np.int64), _NO_BLOCKS, np.zeros(0, np.int64), present=_NO_BLOCKS
+)
+
+
 class Residency(NamedTuple):
     """The answer to one lookup: the usable prefix in tokens and, per group, where its blocks are."""
 
     length: int
-    groups: tuple[GroupResidency, ...]
+    groups: Sequence[GroupResidency]
 
 
 def find_residency(
@@ -83,20 +88,19 @@ def find_residency(
     tier.
     """
     limit = num_tokens - 1 if longest is None else min(longest, num_tokens - 1)
-    found: dict[int, GroupResidency] = {}
-    present: list[BoolArray] = [_NO_BLOCKS] * len(geometry.groups)
+    groups = [_NOWHERE] * len(geometry.groups)
     for index in geometry.full_first:
-        block = geometry.effective_block_size(index)
+        block = geometry.block_sizes[index]
         margin = block if geometry.groups[index].lookahead else 0
         blocks = min(limit + margin, num_tokens - 1) // block
         unasked = without[index] if without else _NO_BLOCKS
-        found[index] = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks, unasked=unasked)
-        present[index] = found[index].present
+        found = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks, unasked=unasked)
+        groups[index] = found
         if isinstance(geometry.groups[index], FullAttention):
-            limit = min(limit, _count_leading(present[index]) * block)
-    groups = tuple(found[i] for i in range(len(geometry.groups)))
-    length = longest_valid(geometry, num_tokens=num_tokens, present=present, align=align, limit=longest)
-    return Residency(length=length, groups=groups)
+            limit = min(limit, _count_leading(found.present) * block)
+    present = [group.present for group in groups]
+    length = _find_longest(geometry, limit, present=present, num_tokens=num_tokens, align=align)
+    return Residency(length, groups)
 
 
 def longest_valid(
@@ -109,11 +113,21 @@ def longest_valid(
     longest = num_tokens - 1 if limit is None else min(limit, num_tokens - 1)
     for index, mask in enumerate(present):
         if isinstance(geometry.groups[index], FullAttention):
-            longest = min(longest, _count_leading(mask) * geometry.effective_block_size(index))
-    longest -= longest % geometry.alignment(align)
+            longest = min(longest, _count_leading(mask) * geometry.block_sizes[index])
+    return _find_longest(geometry, longest, present=present, num_tokens=num_tokens, align=align)
+
+
+def _find_longest(
+    geometry: CacheGeometry, limit: int, *, present: Sequence[BoolArray], num_tokens: int, align: int
+) -> int:
+    """The largest valid L up to `limit`, which no full group's first miss is before."""
+    longest = limit - limit % geometry.alignment(align)
     if longest <= 0:
         return 0
-    if all(_is_served(geometry, i, longest, present=mask, num_tokens=num_tokens) for i, mask in enumerate(present)):
+    if all(
+        _is_served(geometry, index, longest, present=present[index], num_tokens=num_tokens)
+        for index in geometry.not_prefixes
+    ):
         return longest
     lengths = candidate_lengths(geometry, num_tokens=longest + 1, align=align)
     valid = np.ones(len(lengths), np.bool_)
@@ -131,13 +145,10 @@ def candidate_lengths(geometry: CacheGeometry, *, num_tokens: int, align: int) -
 def _is_served(  # noqa: PLR0917  # "of group i for L", like `covered_range`
     geometry: CacheGeometry, index: int, length: int, *, present: BoolArray, num_tokens: int
 ) -> bool:
-    """`_is_covered` for one candidate length, which no full group's first miss is before: most often the answer."""
-    group = geometry.groups[index]
-    if isinstance(group, FullAttention) and not group.lookahead:
-        return True
+    """`_is_covered` for one candidate length: the longest one is most often the answer."""
     span = covered_range(geometry, index, length)
     stop = span.stop
-    if group.lookahead:
+    if geometry.groups[index].lookahead:
         stop += 1
         if length + geometry.effective_block_size(index) > num_tokens - 1:
             return False
@@ -184,7 +195,7 @@ def _probe_group(
         stop = min(start + size, blocks)
         part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
         parts.append(part)
-        if stops_at_miss and not _all(part.present):
+        if stop == blocks or (stops_at_miss and not _all(part.present)):
             break
         start, size = stop, size * _SLICE_GROWTH
     return _joined(parts)
@@ -209,10 +220,7 @@ def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unas
 def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
     if len(parts) == 1:
         return parts[0]
-    if not parts:
-        none, no_slots = np.zeros(0, np.bool_), np.zeros(0, np.int64)
-        return GroupResidency(none, no_slots, none, no_slots, none)
-    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True)))
+    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True))) if parts else _NOWHERE
 
 
 def _count_leading(present: BoolArray) -> int:

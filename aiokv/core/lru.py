@@ -53,7 +53,7 @@ _MIN_SCAN: Final = 64
 class EvictionQueue:
     """Slots in `[0, capacity)`, coldest first."""
 
-    __slots__ = ("_capacity", "_head", "_live", "_packed", "_passing", "_reader", "_ring", "_seat", "_size", "_tail")
+    __slots__ = ("_capacity", "_head", "_packed", "_passing", "_reader", "_ring", "_seat", "_size", "_tail", "count")
 
     def __init__(self, capacity: int) -> None:
         """`capacity` is one more than the largest slot."""
@@ -65,14 +65,15 @@ class EvictionQueue:
         self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
         self._head = _FIRST
         self._tail = _FIRST
-        self._live = 0
+        self.count = 0
+        """How many slots are queued: read it, never write."""
         self._passing = False
         self._packed = _FIRST
         self._reader = _FIRST
 
     def __len__(self) -> int:
         """How many slots are queued."""
-        return self._live
+        return self.count
 
     @property
     def used(self) -> int:
@@ -89,7 +90,7 @@ class EvictionQueue:
         self._make_room(m)
         self._write(self._tail, slots)
         self._tail += m
-        self._live += m
+        self.count += m
 
     def try_lift(self, slots: SlotArray) -> bool:
         """Take `slots` (distinct) out and remember where they were, until they are queued again.
@@ -100,7 +101,7 @@ class EvictionQueue:
         if np.count_nonzero(seats > 0) < len(slots):
             return False
         self._seat[slots] = -seats
-        self._live -= len(slots)
+        self.count -= len(slots)
         return True
 
     def restore(self, slots: SlotArray) -> None:
@@ -116,13 +117,13 @@ class EvictionQueue:
         back = at[stands]
         if len(back):
             self._seat[back] = places[stands]
-            self._live += len(back)
+            self.count += len(back)
             self._head = min(self._head, int(places[stands].min()))
         self._push_coldest(at[~stands])
 
     def trim(self, scan_limit: int) -> None:
         """Pass up to `scan_limit` dead entries at the cold end: the order stays, `peek` need not look at them."""
-        if self._live == 0:
+        if self.count == 0:
             self._head = self._packed = self._reader = self._tail
             self._passing = False
             return
@@ -147,7 +148,7 @@ class EvictionQueue:
     def drop(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
         self._seat[slots] = 0
-        self._live -= len(slots)
+        self.count -= len(slots)
 
     def pop(self, n: int, scan_limit: int) -> IntArray:
         """Take up to `n` slots off the cold end, looking at `scan_limit` entries at most.
@@ -155,7 +156,7 @@ class EvictionQueue:
         Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
         """
         taken: list[IntArray] = []
-        while n > 0 and scan_limit > 0 and self._live:
+        while n > 0 and scan_limit > 0 and self.count:
             start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
             if not size:
                 break  # the count is wrong, which an audit reports: never a loop without end
@@ -167,7 +168,7 @@ class EvictionQueue:
                 self._head = start + int(live.nonzero()[0][n])
                 slots = slots[:n]
             self._seat[slots] = 0
-            self._live -= len(slots)
+            self.count -= len(slots)
             n -= len(slots)
             scan_limit -= size
             taken.append(slots)
@@ -205,8 +206,8 @@ class EvictionQueue:
         """Violations found by a full recount; O(capacity)."""
         found = []
         queued = int((self._seat > 0).sum())
-        if queued != self._live:
-            found.append(f"{queued} slots are queued, counted {self._live}")
+        if queued != self.count:
+            found.append(f"{queued} slots are queued, counted {self.count}")
         if len(self.peek(self._capacity + 1, 2 * self._size)) != queued:
             found.append("not every queued slot has exactly one live entry")
         if not self._head <= self._tail <= self._head + self._size:
@@ -217,11 +218,11 @@ class EvictionQueue:
         """Queue `slots` at the cold end, for which there is room; the first of them is evicted first of all."""
         self._head -= len(slots)
         self._write(self._head, slots)
-        self._live += len(slots)
+        self.count += len(slots)
 
     def _make_room(self, m: int) -> None:
         """Before `m` entries are pushed: pass and compact dead ones."""
-        if self._live == self.used:
+        if self.count == self.used:
             self._passing = False  # no dead entry, so no gap either
         else:
             self.trim(m + _SPARE_STEPS)
@@ -266,7 +267,7 @@ class EvictionQueue:
         self._skip_gap()
         while steps > 0:
             if not self._passing:
-                if self.used + m <= 2 * self._capacity or self._live == self.used:
+                if self.used + m <= 2 * self._capacity or self.count == self.used:
                     return
                 self._passing = True
                 self._packed = self._reader = self._head

@@ -55,16 +55,13 @@ class AcquirePlan(NamedTuple):
     switches: int
     claims: int
     """GPU slots claimed in all."""
+    hit_slots: IntArray
+    """GPU slots to pin, distinct."""
 
     @property
     def slots(self) -> int:
         """GPU slots that the lease holds once all are named."""
-        return self.claims + sum(len(group.hit_slots) + len(group.join_sources) for group in self.groups)
-
-    @property
-    def hit_slots(self) -> IntArray:
-        """GPU slots to pin, distinct."""
-        return _concatenated([group.hit_slots for group in self.groups])
+        return self.claims + len(self.hit_slots) + sum(len(group.join_sources) for group in self.groups)
 
     @property
     def load_sources(self) -> IntArray:
@@ -110,8 +107,14 @@ def _plan(
     loads = [group.is_loaded for group in groups]
     hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     switches = count_switches(geometry, length=length, loads=loads, covered=covered) if hit.cpu_tokens else 0
-    claims = sum(map(_count_claims, groups))
-    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches, claims=claims)
+    return AcquirePlan(
+        length=length,
+        groups=groups,
+        hit=hit,
+        switches=switches,
+        claims=sum(map(_count_claims, groups)),
+        hit_slots=_concatenated([group.hit_slots for group in groups]),
+    )
 
 
 def _plan_group(

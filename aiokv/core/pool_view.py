@@ -89,6 +89,11 @@ class PoolView:
         return self._quarantined_count
 
     @property
+    def usable_count(self) -> int:
+        """Slots that are not out of use."""
+        return self._capacity - self._quarantined_count
+
+    @property
     def reserved_count(self) -> int:
         """Pinned slots without a key."""
         return self._capacity - len(self._free) - len(self._index) - self._quarantined_count
@@ -111,7 +116,7 @@ class PoolView:
     @property
     def available(self) -> int:
         """How many slots can still be claimed."""
-        return len(self._free) + len(self._queue) - self._claimed
+        return self._free.count + self._queue.count - self._claimed
 
     def counts(self) -> PoolCounts:
         """All counts as one value; O(1)."""

@@ -122,7 +122,7 @@ class World:
     @property
     def usable_gpu_slots(self) -> int:
         """GPU slots that one request could have if it were alone."""
-        return self.gpu.capacity - self.gpu.quarantined_count
+        return self.gpu.usable_count
 
     @property
     def has_cpu_tier(self) -> bool:
@@ -132,7 +132,7 @@ class World:
     @property
     def usable_cpu(self) -> Pool | None:
         """The CPU pool; none where nothing may be looked up or stored there."""
-        return self.cpu if self.has_cpu_tier else None
+        return None if self.is_backend_lost else self.cpu
 
     def bump_epoch(self, pool: Pool) -> None:
         """Make every key of a pool unfindable at once."""
@@ -288,7 +288,7 @@ class World:
 
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
-        return self.cpu is not None and holder.epochs == self.epochs
+        return self.cpu is not None and (holder.epochs is self.epochs or holder.epochs == self.epochs)
 
     def _counted(self, named: NamedSlots, *, tier: Tier) -> IntArray:
         if named.evicted is not NOTHING_EVICTED:

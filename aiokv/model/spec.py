@@ -90,7 +90,11 @@ class CacheGeometry:
     block_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Per group, `effective_block_size`."""
     _alignment: int = field(init=False, repr=False, compare=False)
-    _full_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    full_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The indices of all groups, those of full attention before the others."""
+    not_prefixes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The indices of groups that a resident leading run of blocks is not enough for: all but full ones without
+    lookahead."""
 
     def __post_init__(self) -> None:
         _require(isinstance(self.groups, tuple) and self.groups, "a geometry needs a tuple of at least one group")
@@ -109,9 +113,11 @@ class CacheGeometry:
         _require(not self.sub_block_hits, "sub_block_hits is not supported by this version")
         sizes = tuple(group.block_size * (self.context_parallel if group.sharded else 1) for group in self.groups)
         order = sorted(range(len(sizes)), key=lambda i: not isinstance(self.groups[i], FullAttention))
+        rest = [i for i, group in enumerate(self.groups) if group.lookahead or not isinstance(group, FullAttention)]
         object.__setattr__(self, "block_sizes", sizes)
         object.__setattr__(self, "_alignment", math.lcm(*sizes))
-        object.__setattr__(self, "_full_first", tuple(order))
+        object.__setattr__(self, "full_first", tuple(order))
+        object.__setattr__(self, "not_prefixes", tuple(rest))
 
     def group_index(self, name: str) -> int:
         """The position of the group called `name`; `ConfigError` names the known ones."""
@@ -128,11 +134,6 @@ class CacheGeometry:
     def hashes_per_block(self, index: int) -> int:
         """Hash blocks in one block of group `index`."""
         return self.block_sizes[index] // self.hash_block_size
-
-    @property
-    def full_first(self) -> tuple[int, ...]:
-        """The indices of all groups, those of full attention before the others."""
-        return self._full_first
 
     def alignment(self, align: int = 1) -> int:
         """`A` of the contract: the least common multiple of all effective block sizes and of `align`, in tokens."""
