@@ -213,7 +213,7 @@ class SlotIndex:
         mixed >>= _TAG_SHIFT
         mixed *= _IN_EACH_WAY
         mixed |= _IN_EACH_WAY
-        return _Probe(keys, marks.owner, buckets, mixed, self._buckets.take(buckets))
+        return _Probe(keys, marks.owner, buckets, mixed, self._buckets[buckets])
 
     def _find(self, probe: _Probe) -> Found:
         n = len(probe.keys)

@@ -190,15 +190,17 @@ def _probe_group(
     step = geometry.hashes_per_block(index)
     stops_at_miss = isinstance(geometry.groups[index], FullAttention)
     parts: list[GroupResidency] = []
-    start, size = 0, _FIRST_SLICE if stops_at_miss else max(blocks, 1)
+    start, size = 0, _FIRST_SLICE if stops_at_miss else blocks
     while start < blocks:
         stop = min(start + size, blocks)
         part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
+        if start == 0 and stop == blocks:
+            return part
         parts.append(part)
-        if stop == blocks or (stops_at_miss and not _all(part.present)):
+        if stops_at_miss and not _all(part.present):
             break
         start, size = stop, size * _SLICE_GROWTH
-    return _joined(parts)
+    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True))) if parts else _NOWHERE
 
 
 def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unasked: BoolArray) -> GroupResidency:
@@ -215,12 +217,6 @@ def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unas
         cpu_slots[absent] = found.slots
         present = on_gpu | on_cpu
     return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, present)
-
-
-def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
-    if len(parts) == 1:
-        return parts[0]
-    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True))) if parts else _NOWHERE
 
 
 def _count_leading(present: BoolArray) -> int:
