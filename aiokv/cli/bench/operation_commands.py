@@ -39,8 +39,9 @@ _HELP: Final[Mapping[Operation, str]] = {
     Operation.LIFECYCLE: "Take requests from admission to the end, their loads and stores included.",
 }
 _ENDING: Final = (
-    "Each round uses new keys. Times are CPU time of the thread. What makes up a figure is told in parts; what was "
-    "done beside it is told too, and not counted. No bytes are copied: transfers end at once, and well."
+    "Each round uses new keys. Times are CPU time of the thread, us_per_block that of a block of the prompt, however "
+    "many groups there are. What makes up a figure is told in parts; what was done beside it is told too, and not "
+    "counted. No bytes are copied: transfers end at once, and well."
 )
 
 

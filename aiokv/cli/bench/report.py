@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 from rich.markup import escape
@@ -14,6 +14,9 @@ from aiokv.cli.output import print_error, print_json, stdout
 from aiokv.model.numbers import is_number
 
 __all__ = ["BenchReport", "conclude"]
+
+_LARGE: Final = 1_000
+"""From here on people need no fraction, and no exponent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,4 +89,4 @@ def _shown(value: object) -> str:
         return ", ".join(f"{escape(str(name))} {_shown(part)}" for name, part in value.items())
     if not is_number(value):
         return escape(str(value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:,.4g}"
