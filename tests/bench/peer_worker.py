@@ -65,11 +65,11 @@ def kv_cache_config(case: Case) -> Any:
     specs = [FullAttentionSpec(**shape)]
     if case["model"] == "hybrid":
         specs.append(SlidingWindowSpec(**shape, sliding_window=WINDOW))
-    page, slots = specs[0].page_size_bytes, case["pool_slots"]
+    page, blocks = specs[0].page_size_bytes, case["pool_slots"] + 1  # the null block is none of the slots
     layers = [f"layer{number}" for number in range(len(specs))]
-    size = page * slots
+    size = page * blocks
     return KVCacheConfig(
-        num_blocks=slots,
+        num_blocks=blocks,
         kv_cache_tensors=[KVCacheTensor(size=size, layers=layers[:1], layer_stride=size, block_stride=page)],
         kv_cache_groups=[KVCacheGroupSpec([layer], spec) for layer, spec in zip(layers, specs, strict=True)],
     )
@@ -93,7 +93,7 @@ class World:
 
     def __init__(self, case: Case) -> None:
         self.blocks = int(case["blocks"])
-        self.tokens_found = self.blocks * BLOCK
+        self.hit = 0
         self._slots = int(case["pool_slots"])
         self._groups = 2 if case["model"] == "hybrid" else 1
         self._numbers = itertools.count()
@@ -105,7 +105,7 @@ class World:
             engine_config(longest), config, config.kv_cache_tensors[0].size, BLOCK, BLOCK
         )
         self.offload.bind_gpu_block_pool(self.manager.block_pool)
-        filler_blocks = min(FILLER_BLOCKS, self._slots // 4)
+        filler_blocks = max(1, min(FILLER_BLOCKS, self._slots // 4))
         self._fillers = [self.request(self.tokens(filler_blocks)) for _ in range(self._slots // filler_blocks + 2)]
         for request in self._fillers:
             self.admit(request)
@@ -125,8 +125,8 @@ class World:
 
     def admit(self, request: Any) -> None:
         """Local lookup, then slots for the whole prompt; new blocks can be found from now on."""
-        blocks, hit, _ = self.manager.get_computed_blocks(request)
-        self._check_room(self.manager.allocate_slots(request, request.num_tokens - hit, hit, blocks))
+        blocks, self.hit, _ = self.manager.get_computed_blocks(request)
+        self._check_room(self.manager.allocate_slots(request, request.num_tokens - self.hit, self.hit, blocks))
 
     def reserve(self, request: Any) -> None:
         """The same without registering the new blocks."""
@@ -135,17 +135,18 @@ class World:
         self._check_room(taken)
 
     def find_on_cpu(self, request: Any) -> None:
-        """CPU lookup and pin, and GPU blocks for the load."""
-        found, _ = self.offload.get_num_new_matched_tokens(request, 0)
-        if found != self.tokens_found:
-            raise RuntimeError(f"{found} tokens were found in the CPU tier, not {self.tokens_found}")
-        taken = self.manager.allocate_slots(request, 0, num_external_computed_tokens=found, delay_cache_blocks=True)
+        """CPU lookup and pin."""
+        self.hit, _ = self.offload.get_num_new_matched_tokens(request, 0)
+
+    def allocate_for_load(self, request: Any) -> None:
+        """GPU blocks to load into; each loses another block."""
+        taken = self.manager.allocate_slots(request, 0, num_external_computed_tokens=self.hit, delay_cache_blocks=True)
         self._check_room(taken)
 
     def plan_load(self, request: Any) -> None:
         """Which CPU block is to be copied to which GPU block."""
         blocks = self.manager.get_blocks(request.request_id)
-        self.offload.update_state_after_alloc(request, blocks, self.tokens_found)
+        self.offload.update_state_after_alloc(request, blocks, self.hit)
 
     def end_load(self, request: Any) -> None:
         """The copies go to the worker, which ends them."""
@@ -154,7 +155,7 @@ class World:
 
     def register_loaded(self, request: Any) -> None:
         """The loaded blocks can be found from now on."""
-        self.manager.cache_blocks(request, self.tokens_found)
+        self.manager.cache_blocks(request, self.hit)
 
     def plan_store(self, request: Any) -> Callable[[Any], None]:
         """The request was computed in one step; what is answered plans its store and ends the copy."""
@@ -186,13 +187,12 @@ class World:
     def resident_requests(self) -> Iterator[Any]:
         """Requests, one after the other, whose prompts are found in the GPU pool."""
         prompts = self._prompts()
-        for tokens in itertools.cycle(prompts):
+        for tokens in prompts:
             request = self.request(tokens)
-            if self.manager.get_computed_blocks(request)[1] == self.tokens_found:
-                yield request
-            else:  # new, or pushed out by its successors
-                self.admit(request)
-                self.leave(request)
+            self.admit(request)
+            self.leave(request)
+        for tokens in itertools.cycle(prompts):
+            yield self.request(tokens)
 
     def offloaded_requests(self) -> Iterator[Any]:
         """Requests, one after the other, whose prompts lie in the CPU pool only."""
@@ -219,6 +219,11 @@ class World:
         """As many as fill half a pool, so that a large one is not measured in one warm spot."""
         count = min(MOST_PROMPTS, self._slots // (2 * (self.blocks + 1) * self._groups))
         return [self.tokens() for _ in range(max(1, count))]
+
+    def check_hit(self) -> None:
+        """The request that was let in last found its whole prompt: nothing else may be timed."""
+        if self.hit != self.blocks * BLOCK:
+            raise RuntimeError(f"{self.hit} tokens were found, not {self.blocks * BLOCK}")
 
     def _fill_gpu(self) -> None:
         """Others pass through the whole GPU pool: every slot holds a block of theirs afterwards."""
@@ -251,15 +256,17 @@ def gpu_lookup_rounds(world: World) -> Iterator[int]:
     """Lookup and pin of a resident prompt, and a slot for its last token."""
     for request in world.resident_requests():
         yield timed(request, world.admit)
+        world.check_hit()
         world.leave(request)
 
 
 def cpu_lookup_rounds(world: World) -> Iterator[int]:
     """CPU lookup and pin, GPU blocks for the load, and its plan."""
     for request in world.offloaded_requests():
-        yield timed(request, world.find_on_cpu, world.plan_load)
+        yield timed(request, world.find_on_cpu, world.allocate_for_load, world.plan_load)
         world.end_load(request)
         world.register_loaded(request)
+        world.check_hit()
         world.leave(request)
 
 
@@ -267,16 +274,19 @@ def load_rounds(world: World) -> Iterator[int]:
     """The plan of a load, and its end."""
     for request in world.offloaded_requests():
         world.find_on_cpu(request)
+        world.allocate_for_load(request)
         yield timed(request, world.plan_load, world.end_load)
         world.register_loaded(request)
+        world.check_hit()
         world.leave(request)
 
 
-def registered_load_rounds(world: World) -> Iterator[int]:
-    """The same until the loaded blocks can be found."""
+def whole_load_rounds(world: World) -> Iterator[int]:
+    """From the choice of the GPU blocks until the loaded ones can be found."""
     for request in world.offloaded_requests():
         world.find_on_cpu(request)
-        yield timed(request, world.plan_load, world.end_load, world.register_loaded)
+        yield timed(request, world.allocate_for_load, world.plan_load, world.end_load, world.register_loaded)
+        world.check_hit()
         world.leave(request)
 
 
@@ -299,6 +309,7 @@ def release_rounds(world: World) -> Iterator[int]:
     """The slots of a resident prompt are given back."""
     for request in world.resident_requests():
         world.admit(request)
+        world.check_hit()
         yield timed(request, world.manager.free)
         world.offload.request_finished(request, [])
 
@@ -320,7 +331,7 @@ ROUNDS: Final[dict[tuple[str, str], Callable[[World], Iterator[int]]]] = {
     ("release", "gpu"): release_rounds,
     ("store", "miss"): store_rounds,
     ("load", "cpu"): load_rounds,
-    ("load-registered", "cpu"): registered_load_rounds,
+    ("load-whole", "cpu"): whole_load_rounds,
 }
 """By what is asked for, and where the prompt lies before it. A prefix that interleaves tiers vLLM cannot use."""
 

@@ -35,7 +35,7 @@ def register(bench: typer.Typer) -> None:
     bench.command("compare")(_compare)
 
 
-def _compare(  # noqa: PLR0913  # one per option
+def _compare(
     *,
     peer_python: PeerPythonOption,
     blocks: BlocksOption = None,

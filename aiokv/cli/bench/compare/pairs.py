@@ -33,10 +33,12 @@ class Pair:
     case: Case
     peer_operation: str
     peer_layout: Layout
+    note: str
+    """How the two sides differ, for people; empty if they do not."""
 
     @property
     def floor(self) -> float | None:
-        """See `floor_of`; none where the peer does more than the floor is meant for."""
+        """See `floor_of`; none where the peer's operation is not the one that the floor is meant for."""
         is_like_for_like = self.peer_operation == self.case.operation.value
         return floor_of(self.case.operation, blocks=self.case.blocks) if is_like_for_like else None
 
@@ -64,37 +66,41 @@ class _Matching:
     layout: Layout
     peer_operation: str
     peer_layout: Layout
+    note: str = ""
 
 
-def _alike(operation: Operation, layout: Layout) -> _Matching:
-    return _Matching(operation=operation, layout=layout, peer_operation=operation.value, peer_layout=layout)
+def _alike(operation: Operation, layout: Layout, *, note: str = "") -> _Matching:
+    return _Matching(operation=operation, layout=layout, peer_operation=operation.value, peer_layout=layout, note=note)
 
 
 _MATCHINGS: Final = (
     _alike(Operation.HASH, Layout.MISS),
     _alike(Operation.LOOKUP, Layout.GPU),
     _alike(Operation.LOOKUP, Layout.CPU),
-    # The peer cannot use a prefix that interleaves tiers: its side is one of the same length in the CPU tier.
     _Matching(
         operation=Operation.LOOKUP,
         layout=Layout.INTERLEAVED,
         peer_operation=Operation.LOOKUP.value,
         peer_layout=Layout.CPU,
+        note="the peer cannot use a prefix that interleaves tiers; its prompt lies in CPU memory alone",
     ),
-    _alike(Operation.RESERVE, Layout.MISS),
-    # The peer registers new blocks as it allocates them, ours when they are confirmed; beside that, without it.
+    _alike(Operation.RESERVE, Layout.MISS, note="the peer registers new blocks at once, ours when they are confirmed"),
     _Matching(
         operation=Operation.RESERVE,
         layout=Layout.MISS,
         peer_operation="reserve-unregistered",
         peer_layout=Layout.MISS,
+        note="the peer's without registering new blocks; no floor",
     ),
     _alike(Operation.RELEASE, Layout.GPU),
     _alike(Operation.STORE, Layout.MISS),
-    _alike(Operation.LOAD, Layout.CPU),
-    # Ours registers loaded blocks as part of the completion, the peer's scheduler a step later; beside that, with it.
+    _alike(Operation.LOAD, Layout.CPU, note="ours also evicts for the targets and registers them, the peer's does not"),
     _Matching(
-        operation=Operation.LOAD, layout=Layout.CPU, peer_operation="load-registered", peer_layout=Layout.CPU
+        operation=Operation.LOAD,
+        layout=Layout.CPU,
+        peer_operation="load-whole",
+        peer_layout=Layout.CPU,
+        note="the peer's with allocation and registration of the targets; no floor",
     ),
 )
 
@@ -110,6 +116,7 @@ def all_pairs(
             ),
             peer_operation=matching.peer_operation,
             peer_layout=matching.peer_layout,
+            note=matching.note,
         )
         for size in blocks
         for matching in _MATCHINGS

@@ -14,11 +14,13 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import IO, Any, final
+from typing import IO, Any, Final, final
 
 from aiokv.errors import AiokvError, ConfigError
 
 __all__ = ["Worker", "WorkerFailed", "started"]
+
+_FAREWELL_S: Final = 5.0
 
 
 class WorkerFailed(AiokvError):
@@ -124,7 +126,8 @@ async def started(
             yield worker
         finally:
             _kill(process)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):  # someone else, in a session of his own, has its stdout
+                await asyncio.wait_for(process.communicate(), _FAREWELL_S)
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -22,11 +22,11 @@ from aiokv.cli.bench.compare.settings import CompareSettings, pinnable_core
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 
-__all__ = ["SCHEMA_VERSION", "Result", "compare", "complaints_about"]
+__all__ = ["SCHEMA_VERSION", "Result", "compare", "complaints_about", "take_turns"]
 
 SCHEMA_VERSION: Final = 1
 _WARM_UP: Final = 1
-_BLOCKS_PER_TURN: Final = 512
+_BLOCKS_PER_TURN: Final = 2_048
 _OUR_WORKER: Final = "aiokv.cli.bench.compare.worker"
 
 
@@ -58,6 +58,7 @@ class Result:
             "peer": _summary(self.peer_ns, blocks=self.pair.case.blocks),
             "ratio": round(self.ratio, 3),
             "floor": self.pair.floor,
+            "note": self.pair.note,
         }
 
 
@@ -81,6 +82,20 @@ def compare(settings: CompareSettings) -> tuple[BenchReport, list[Result]]:
     return report, results
 
 
+async def take_turns(pair: Pair, *, ours: Worker, peer: Worker, repeats: int) -> Result:
+    """Open a pair on both sides and let them work in turns, ours first."""
+    await ours.open(pair.own_case)
+    await peer.open(pair.peer_case)
+    rounds = max(1, _BLOCKS_PER_TURN // pair.case.blocks)
+    ours_ns: list[int] = []
+    peer_ns: list[int] = []
+    for turn in range(_WARM_UP + repeats):
+        for worker, times in ((ours, ours_ns), (peer, peer_ns)):
+            taken = await worker.rounds(rounds)
+            times += taken if turn >= _WARM_UP else []
+    return Result(pair=pair, ours_ns=tuple(ours_ns), peer_ns=tuple(peer_ns))
+
+
 async def _measure(
     pairs: Sequence[Pair], *, settings: CompareSettings, step: Callable[[], None]
 ) -> tuple[dict[str, object], list[Result]]:
@@ -88,7 +103,7 @@ async def _measure(
     results = []
     async with _peer_worker(settings, core=core) as peer, _our_worker(settings, core=core) as ours:
         for pair in pairs:
-            results.append(await _take_turns(pair, ours=ours, peer=peer, repeats=settings.repeats))
+            results.append(await take_turns(pair, ours=ours, peer=peer, repeats=settings.repeats))
             step()
         figures: dict[str, object] = {
             "ours": ours.system,
@@ -123,19 +138,6 @@ def _peer_worker(settings: CompareSettings, *, core: int | None) -> AbstractAsyn
 
 def _core_argument(core: int | None) -> list[str]:
     return [] if core is None else [str(core)]
-
-
-async def _take_turns(pair: Pair, *, ours: Worker, peer: Worker, repeats: int) -> Result:
-    await ours.open(pair.own_case)
-    await peer.open(pair.peer_case)
-    rounds = max(1, _BLOCKS_PER_TURN // pair.case.blocks)
-    ours_ns: list[int] = []
-    peer_ns: list[int] = []
-    for turn in range(_WARM_UP + repeats):
-        for worker, times in ((ours, ours_ns), (peer, peer_ns)):
-            taken = await worker.rounds(rounds)
-            times += taken if turn >= _WARM_UP else []
-    return Result(pair=pair, ours_ns=tuple(ours_ns), peer_ns=tuple(peer_ns))
 
 
 def _summary(times_ns: Sequence[int], *, blocks: int) -> dict[str, object]:

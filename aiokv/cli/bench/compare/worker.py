@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
                 gc.collect()
                 bench = open_case(_case_of(wanted))
                 _answer(answers, opened=True)
-            elif bench is not None:
+            else:
+                if bench is None:
+                    raise RuntimeError("no case is open")
                 gc.collect()
                 _answer(answers, ns=[bench.run_round() for _ in range(question["rounds"])])
         except (AiokvError, RuntimeError, MemoryError) as error:
