@@ -228,7 +228,8 @@ class World:
     def _fill_gpu(self) -> None:
         """Others pass through the whole GPU pool: every slot holds a block of theirs afterwards."""
         for filler in self._fillers:
-            request = self.request(filler.prompt_token_ids, lambda _, hashes=tuple(filler.block_hashes): list(hashes))
+            request = self.request(filler.prompt_token_ids, None)
+            request.block_hashes = list(filler.block_hashes)
             self.admit(request)
             self.manager.free(request)
 

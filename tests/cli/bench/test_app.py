@@ -18,6 +18,7 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "soak" in shown
     assert "convoy" in shown
+    assert "compare" in shown
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +32,8 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    loaded = {"torch", "aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner"} & set(sys.modules)
+    runners = {f"aiokv.cli.bench.{name}.runner" for name in ("soak", "convoy", "compare")}
+    loaded = {"torch", *runners} & set(sys.modules)
     assert not loaded, loaded
 """
 

@@ -98,9 +98,13 @@ class Worker:
             status = await asyncio.wait_for(self._process.wait(), self._timeout_s)
         except TimeoutError:
             return "has closed its stdout"
-        self._complaints.seek(0)
-        lines = self._complaints.read().decode(errors="replace").strip().splitlines()
+        lines = (await asyncio.to_thread(self._printed)).strip().splitlines()
         return f"ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+    def _printed(self) -> str:
+        """All of its stderr."""
+        self._complaints.seek(0)
+        return self._complaints.read().decode(errors="replace")
 
 
 @asynccontextmanager
