@@ -102,7 +102,7 @@ def test_a_slow_peer_is_as_promised(fake: Callable[..., Fake], capsys: pytest.Ca
     assert compared(peer.path, "--blocks", "64", "--blocks", "16", "--operation", "release", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["schema_version"], report["ok"], report["peer"], report["gc"]) == (1, True, "fake 1", "off")
-    at_64, at_16 = report["pairs"]
+    at_64, at_16 = report["cases"]
     assert (at_64["blocks"], at_64["floor"], at_16["blocks"], at_16["floor"]) == (64, 1.0, 16, None)
     for pair in (at_64, at_16):
         rounds = 2 * (2048 // pair["blocks"])
@@ -143,7 +143,7 @@ def test_the_peer_is_asked_for_what_it_can_do_and_sees_none_of_our_modules(
     ]  # fmt: skip
     assert {(case["model"], case["blocks"], case["pool_slots"]) for case in opened} == {("full", 100, 300)}
     assert peer.notes[0][1]["PYTHONPATH"] is None
-    floors = [pair["floor"] for pair in json.loads(capsys.readouterr().out)["pairs"]]
+    floors = [pair["floor"] for pair in json.loads(capsys.readouterr().out)["cases"]]
     assert floors == [1.0, 1.0, 1.0, 1.0, None]
 
 
@@ -287,7 +287,7 @@ def test_the_real_peer_answers_every_question(capsys: pytest.CaptureFixture[str]
     assert run("bench", "compare", "--peer-python", PEER_PYTHON, *sizes, "--json") in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["peer"].startswith("vllm ")
-    small, large = ([pair for pair in report["pairs"] if pair["blocks"] == blocks] for blocks in (64, 512))
+    small, large = ([pair for pair in report["cases"] if pair["blocks"] == blocks] for blocks in (64, 512))
     assert len(small) == len(large) == 2 * 10 - 1
     for few, many in zip(small, large, strict=True):
         assert many["peer"]["us"] > 2 * few["peer"]["us"] > 0, "its time does not grow with the prompt"

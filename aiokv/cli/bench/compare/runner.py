@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
-from statistics import median, quantiles
+from statistics import median
 from typing import Final
 
 from aiokv import run
@@ -20,6 +19,7 @@ from aiokv.cli.bench.compare.pairs import Pair, all_pairs
 from aiokv.cli.bench.compare.process import Worker, started
 from aiokv.cli.bench.compare.settings import CompareSettings, pinnable_core
 from aiokv.cli.bench.report import BenchReport
+from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
 
 __all__ = ["SCHEMA_VERSION", "Result", "compare", "complaints_about", "take_turns"]
@@ -76,8 +76,9 @@ def compare(settings: CompareSettings) -> tuple[BenchReport, list[Result]]:
     report = BenchReport(
         benchmark="compare",
         schema_version=SCHEMA_VERSION,
-        figures={**figures, "pairs": [result.as_json() for result in results]},
+        figures=figures,
         complaints=complaints_about(results),
+        cases=tuple(result.as_json() for result in results),
     )
     return report, results
 
@@ -110,6 +111,7 @@ async def _measure(
             "ours_python": ours.python,
             "peer": peer.system,
             "peer_python": peer.python,
+            "cpu": describe_interpreter()["cpu"],
             "core": core,
             "gc": "off",
             "repeats": settings.repeats,
@@ -141,13 +143,12 @@ def _core_argument(core: int | None) -> list[str]:
 
 
 def _summary(times_ns: Sequence[int], *, blocks: int) -> dict[str, object]:
-    tenths = quantiles(times_ns, n=10, method="inclusive") if len(times_ns) > 1 else [float(times_ns[0])] * 9
-    as_us = partial(round, ndigits=3)
+    spread = Spread.of(times_ns)
     return {
-        "us": as_us(median(times_ns) / 1e3),
-        "us_p10": as_us(tenths[0] / 1e3),
-        "us_p90": as_us(tenths[-1] / 1e3),
-        "us_per_block": round(median(times_ns) / 1e3 / blocks, 4),
+        "us": round(spread.median / 1e3, 3),
+        "us_p10": round(spread.p10 / 1e3, 3),
+        "us_p90": round(spread.p90 / 1e3, 3),
+        "us_per_block": round(spread.median / 1e3 / blocks, 4),
         "rounds": len(times_ns),
     }
 
