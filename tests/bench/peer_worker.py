@@ -307,10 +307,13 @@ def unregistered_reserve_rounds(world: World) -> Iterator[int]:
 
 
 def release_rounds(world: World) -> Iterator[int]:
-    """The slots of a resident prompt are given back."""
-    for request in world.resident_requests():
+    """The slots of a resident prompt are given back; another request came and went since it was admitted."""
+    requests = world.resident_requests()
+    for request, other in zip(requests, requests, strict=True):
         world.admit(request)
         world.check_hit()
+        world.admit(other)
+        world.leave(other)
         yield timed(request, world.manager.free)
         world.offload.request_finished(request, [])
 
