@@ -136,7 +136,7 @@ class Transfer:
 
     def blocks(self, start: int, stop: int) -> BlockNames:
         """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""
-        return self.names.select(slice(start, stop))
+        return self.names if stop - start == len(self.names) else self.names.select(slice(start, stop))
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
@@ -187,18 +187,19 @@ class InflightTable:
     def add(self, transfer: Transfer) -> None:
         """Enter a queued transfer; its sources are marked as being read."""
         self._transfers[transfer.transfer_id] = transfer
+        at = transfer.sources.astype(np.int64, copy=False)
         if transfer.direction is Direction.LOAD:
-            self._loading_id[transfer.sources] = transfer.transfer_id
+            self._loading_id[at] = transfer.transfer_id
         else:
-            self._storing_id[transfer.sources] = transfer.transfer_id
-            self._was_used[transfer.sources] = transfer.use is SourceUse.USED
+            self._storing_id[at] = transfer.transfer_id
+            self._was_used[at] = transfer.use is SourceUse.USED
         self.cold_blocks += len(transfer) if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
         """Name the targets of a queued load."""
         transfer.targets = targets
-        self._loading_target[transfer.sources] = targets
+        self._loading_target[transfer.sources.astype(np.int64, copy=False)] = targets
         self._tell(transfer)
 
     def find(self, transfer_id: int) -> Transfer:
@@ -220,11 +221,10 @@ class InflightTable:
         transfer.open_copies = min(transfer.open_copies, start)
         self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
-        sources = transfer.sources[start:stop]
         if transfer.direction is Direction.LOAD:
-            self._unmark_loading(transfer, sources)
+            self._unmark_loading(transfer, transfer.sources[start:stop])
         else:
-            self._storing_id[sources] = 0
+            self._storing_id[transfer.sources[start:stop].astype(np.int64, copy=False)] = 0
 
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
@@ -233,7 +233,7 @@ class InflightTable:
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
         """Per CPU slot the id of the load that reads it; 0 where none does."""
-        return self._loading_id[cpu_slots]
+        return self._loading_id.take(cpu_slots)
 
     def loading_targets(self, cpu_slots: SlotArray) -> SlotArray:
         """Per CPU slot the GPU slot that its load writes; meaningful where a load with named targets reads it."""
@@ -249,7 +249,7 @@ class InflightTable:
 
     def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
         """Per GPU slot the id of the store that reads it; 0 where none does."""
-        return self._storing_id[gpu_slots]
+        return self._storing_id.take(gpu_slots)
 
     def join(self, transfer: Transfer, lease_id: int) -> None:
         """One more lease wants what is being copied."""
@@ -262,9 +262,10 @@ class InflightTable:
         self._tell(transfer)
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
-        mine = sources[self._loading_id[sources] == transfer.transfer_id]
-        self._loading_id[mine] = 0
-        self._loading_target[mine] = 0
+        """Its marks go; those of later loads of the same sources stay. A target means nothing without its mark."""
+        at = sources.astype(np.int64, copy=False)
+        is_mine = self._loading_id.take(at) == transfer.transfer_id
+        self._loading_id[at if np.count_nonzero(is_mine) == len(at) else at[is_mine]] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

@@ -24,7 +24,7 @@ from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
 from aiokv.core.slices import SLICE_PARTS, Job
-from aiokv.core.store_queue import StoreOrder, StoreQueue
+from aiokv.core.store_queue import Sifted, StoreOrder, StoreQueue
 from aiokv.core.world import SCAN_LIMIT, World
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.keys import BlockKeys
@@ -133,20 +133,24 @@ class Offers:
         if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
-        wanted = self._find_wanted(offer, digests, slots=slots, is_chosen=is_chosen)
-        if len(wanted):
-            self._put(offer, positions=positions[wanted], slots=slots[wanted])
+        found = self._queue.sift(digests, group=offer.group, slots=slots)
+        wanted = found.is_wanted & is_chosen
+        count = np.count_nonzero(wanted)
+        if count < len(wanted):
+            self._pass_by(offer, found, slots=slots, is_chosen=is_chosen)
+            positions, slots = positions[wanted], slots[wanted]
+        if count:
+            self._put(offer, positions=positions, slots=slots)
         return stop - start
 
-    def _find_wanted(self, offer: Offer, digests: DigestArray, *, slots: SlotArray, is_chosen: BoolArray) -> IntArray:
-        """Which of these blocks are to be copied; why the others are not is counted. Joins copies that are made."""
-        found = self._queue.sift(digests, group=offer.group, slots=slots)
-        self._queue.join(offer.record, slots[found.is_storing & is_chosen])
+    def _pass_by(self, offer: Offer, found: Sifted, *, slots: SlotArray, is_chosen: BoolArray) -> None:
+        """Count why blocks are not copied, and join the copies that are being made."""
+        if len(storing := slots[found.is_storing & is_chosen]):
+            self._queue.join(offer.record, storing)
         self._queue.skip(np.count_nonzero(~found.is_current), DeclineReason.REQUEST_GONE)
         self._queue.skip(np.count_nonzero(found.is_cached), DeclineReason.ALREADY_CACHED)
         self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)
         self._queue.skip(np.count_nonzero(found.is_wanted & ~is_chosen), DeclineReason.SEEN_TOO_SELDOM)
-        return (found.is_wanted & is_chosen).nonzero()[0]
 
     def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
         record = offer.record
@@ -170,15 +174,19 @@ class Offers:
             yield
 
     def _fill(self, lost: Evicted, cpu: Pool) -> None:
-        for group in np.unique(lost.groups).tolist():
-            digests = lost.keys[lost.groups == group]
-            slots = self._world.gpu.find(digests, group).slots
-            found = self._queue.sift(digests, group=group, slots=slots)
-            holes = np.flatnonzero(found.is_wanted & (self._world.gpu.pins_of(slots) > 0))
-            room = self._room_for(len(holes), cpu) if len(holes) else 0
-            self._queue.skip(len(holes) - len(holes[:room]), DeclineReason.POOL_FULL)
-            if room:
-                self._put_holes(digests[holes[:room]], group=group, slots=slots[holes[:room]])
+        for group, digests in lost.by_group():
+            on_gpu = self._world.gpu.find(digests, group)
+            is_held = on_gpu.present & (self._world.gpu.pins_of(on_gpu.slots) > 0)
+            if is_held.any():
+                self._fill_some(digests[is_held], group=group, slots=on_gpu.slots[is_held], cpu=cpu)
+
+    def _fill_some(self, digests: DigestArray, *, group: int, slots: SlotArray, cpu: Pool) -> None:
+        """Copy those of these blocks that want a copy, as far as there is room at nobody's cost."""
+        holes = self._queue.sift(digests, group=group, slots=slots).is_wanted.nonzero()[0]
+        room = self._room_for(len(holes), cpu) if len(holes) else 0
+        self._queue.skip(len(holes) - len(holes[:room]), DeclineReason.POOL_FULL)
+        if room:
+            self._put_holes(digests[holes[:room]], group=group, slots=slots[holes[:room]])
 
     def _put_holes(self, digests: DigestArray, *, group: int, slots: SlotArray) -> None:
         order = StoreOrder(

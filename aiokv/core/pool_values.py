@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,15 @@ class Evicted:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def by_group(self) -> Iterator[tuple[int, DigestArray]]:
+        """The keys of each group that there are any of; most often all are of one."""
+        first = self.groups[:1]
+        if np.count_nonzero(self.groups == first) == len(self.groups):
+            yield from zip(first.tolist(), (self.keys,), strict=False)
+            return
+        for group in np.unique(self.groups).tolist():
+            yield group, self.keys[self.groups == group]
 
 
 NOTHING_EVICTED: Final = Evicted(np.empty((0, 4), np.uint64), np.empty(0, np.int16))

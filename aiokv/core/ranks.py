@@ -88,7 +88,7 @@ class Ranks:
         copies = _checked_copies(transfer, corrupt, outcome=outcome)
         if copies:
             _require_submitted(transfer)
-        self._forget_corrupt(transfer, copies)
+            self._forget_corrupt(transfer, copies)
         self._end(transfer, outcome)
 
     def _end(self, transfer: Transfer, outcome: Outcome) -> None:

@@ -10,7 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -57,6 +57,10 @@ class StoreOrder:
     after: object = None
     use: SourceUse = SourceUse.USED
 
+    def select(self, which: slice | BoolArray) -> StoreOrder:
+        """Some of its blocks, in the order of `which`."""
+        return replace(self, blocks=self.blocks.select(which), sources=self.sources[which])
+
 
 @final
 class StoreQueue:
@@ -70,18 +74,24 @@ class StoreQueue:
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
         world = self._world
-        on_gpu = world.gpu.find(digests, group)
-        is_cached = np.zeros(len(slots), np.bool_)
-        if world.cpu is not None:
-            on_cpu = world.cpu.find(digests, group)
-            world.cpu.touch(on_cpu.slots[on_cpu.present][::-1])
-            is_cached = on_cpu.present
-        is_current = on_gpu.present & (on_gpu.slots == slots)
+        is_current = world.gpu.holds(slots, digests, group=group)
+        is_cached = self._touch_copies(digests, group=group)
         return Sifted(
             is_current=is_current,
             is_cached=is_cached & is_current,
             is_storing=(world.inflight.storing_ids(slots) != 0) & is_current & ~is_cached,
         )
+
+    def _touch_copies(self, digests: DigestArray, *, group: int) -> BoolArray:
+        """Which blocks have a copy; it is recent now."""
+        cpu = self._world.cpu
+        if cpu is None:
+            return np.zeros(len(digests), np.bool_)
+        found = cpu.find(digests, group)
+        copies = found.slots[found.present]
+        if len(copies):
+            cpu.touch(copies[::-1])
+        return found.present
 
     def hashed(self, digests: DigestArray, *, group: int, slots: SlotArray) -> HashedBlocks:
         """The names of blocks in GPU slots, whoever computed them."""
@@ -90,17 +100,19 @@ class StoreQueue:
     def put(self, order: StoreOrder) -> None:
         """Reserve CPU slots for as many blocks as fit, the most wanted first, and queue their copies."""
         world = self._world
-        may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
-        blocks, sources = order.blocks.select(may_pin), order.sources[may_pin]
-        self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
-        targets = world.reserve_cpu(len(sources))
-        self.skip(len(sources) - len(targets), DeclineReason.POOL_FULL)
+        if world.gpu.count_unpinned(order.sources) > world.gpu.available:
+            may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
+            self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
+            order = order.select(may_pin)
+        targets = world.reserve_cpu(len(order.sources))
+        if len(targets) < len(order.sources):
+            self.skip(len(order.sources) - len(targets), DeclineReason.POOL_FULL)
+            order = order.select(slice(0, len(targets)))
         if not len(targets):
             return
-        which = slice(0, len(targets))
         if order.use is SourceUse.COLD:  # the tail of a prefix is evicted first; a transfer begins with its head
-            which = slice(len(targets) - 1, None, -1)
-        self._queue(order, blocks=blocks.select(which), sources=sources[which], targets=targets)
+            order = order.select(slice(None, None, -1))
+        self._queue(order, targets)
 
     def join(self, record: LeaseRecord, slots: SlotArray) -> None:
         """A lease wants the copies that are being made of these GPU slots, whoever began them.
@@ -126,14 +138,14 @@ class StoreQueue:
         """So many blocks are not stored, for this reason."""
         self._world.counters.store_skipped_blocks[reason] += int(blocks)
 
-    def _queue(self, order: StoreOrder, *, blocks: BlockNames, sources: SlotArray, targets: SlotArray) -> None:
+    def _queue(self, order: StoreOrder, targets: SlotArray) -> None:
         world = self._world
-        world.gpu.pin(sources)
+        world.gpu.pin(order.sources)
         transfer = Transfer(
             transfer_id=world.inflight.next_id(),
             direction=Direction.STORE,
-            names=blocks,
-            sources=sources,
+            names=order.blocks,
+            sources=order.sources,
             targets=targets,
             owner=order.owner,
             epochs=order.epochs,
