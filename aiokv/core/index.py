@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAYS, choose_places
-from aiokv.core.pool_values import AnySlots, GroupArray
+from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
-from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
+from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray, TableArray
 from aiokv.model.plan import Found
 
 __all__ = ["SlotIndex"]
@@ -77,7 +77,7 @@ class SlotIndex:
         buckets = 1 << int(capacity / (WAYS * _MAX_LOAD)).bit_length()
         self._buckets: NDArray[np.uint64] = np.zeros(buckets, np.uint64)
         self._tags: NDArray[np.uint16] = self._buckets.view(np.uint16)
-        self._beside: SlotArray = np.zeros(buckets * WAYS, np.int32)
+        self._beside: TableArray = np.zeros(buckets * WAYS, np.int32)
         self._mask: NDArray[np.uint64] = np.array(buckets - 1, np.uint64)
         self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
         self._rows = self._digests.view(_DIGEST)[:, 0]  # one 32-byte item a row: numpy scatters rows of words slowly
@@ -105,11 +105,11 @@ class SlotIndex:
         parts = [self.find(keys[i : i + AT_ONCE], group) for i in range(0, len(keys), AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
-    def is_indexed(self, slots: AnySlots) -> BoolArray:
+    def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key."""
         return np.not_equal(self._owner.take(slots), 0)
 
-    def are_indexed(self, slots: AnySlots) -> bool:
+    def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
         return int(np.count_nonzero(self._owner.take(slots))) == len(slots)
 
@@ -117,22 +117,22 @@ class SlotIndex:
         """Which slots of `[start, stop)` hold a key."""
         return np.not_equal(self._owner[start:stop], 0)
 
-    def key_of(self, slots: AnySlots) -> DigestArray:
+    def key_of(self, slots: SlotArray) -> DigestArray:
         """The digests of `slots`, a copy; rows of slots that are not indexed have no meaning."""
         return self._digests.take(slots, axis=0)
 
-    def group_of(self, slots: AnySlots) -> GroupArray:
+    def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where not indexed."""
         return self._owner.take(slots) - np.int16(1)
 
-    def holds(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` of `group`: less than half the price of `find`, where the slots are known."""
         same = np.equal(self._digests.take(slots, axis=0), keys)
         is_held: BoolArray = same.view(np.uint32)[:, 0] == _BYTE_SUM
         is_held &= np.equal(self._owner.take(slots), group + 1)
         return is_held
 
-    def insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Index `slots[i]` under `keys[i]`; False where that key is present, or comes earlier in this batch.
 
         Slots are distinct and not indexed (else UsageError, nothing changed).
@@ -147,7 +147,7 @@ class SlotIndex:
         parts = [self._insert(slots[i : i + AT_ONCE], keys[i : i + AT_ONCE], group=group) for i in starts]
         return np.concatenate(parts)
 
-    def remove(self, slots: AnySlots) -> None:
+    def remove(self, slots: SlotArray) -> None:
         """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""
         if not self.are_indexed(slots):
             raise UsageError("a slot that is not indexed cannot be removed")
@@ -188,7 +188,7 @@ class SlotIndex:
         """Buckets of the table."""
         return len(self._buckets)
 
-    def is_astray(self, slots: AnySlots) -> BoolArray:
+    def is_astray(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key and are not found under it."""
         owners = self._owner.take(slots)
         astray = np.zeros(len(slots), np.bool_)
@@ -219,21 +219,22 @@ class SlotIndex:
         n = len(probe.keys)
         matches = ((probe.held ^ probe.tags).view(np.uint16) == EMPTY_TAG).ravel().nonzero()[0]
         if not len(matches) and not self._stash:
-            return Found(np.zeros(n, np.bool_), np.zeros(n, np.int32))
-        entries = probe.buckets.ravel().take(matches >> LOG_WAYS) << LOG_WAYS
+            return Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
+        entries = probe.buckets.ravel()[matches >> LOG_WAYS]
+        entries <<= LOG_WAYS
         entries |= matches & _WAY_MASK
-        slots = self._beside.take(entries)
+        slots = self._beside[entries].astype(np.int64)
         if len(slots) == n:
-            present = self._owner.take(slots) == probe.owner
+            present = self._owner[slots] == probe.owner
             # Comparing bytes is numpy's shortest way on short batches.
             if np.count_nonzero(present) == n and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
                 return Found(present, slots)
         asked = matches >> _LOG_PROBES
         same = np.equal(self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0))
         verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
-        verified &= self._owner.take(slots) == probe.owner
+        verified &= self._owner[slots] == probe.owner
         asked = asked[verified]
-        answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int32))
+        answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
         answer.present[asked] = True
         answer.slots[asked] = slots[verified]
         if self._stash:
@@ -251,7 +252,7 @@ class SlotIndex:
                 answer.present[row] = True
                 answer.slots[row] = slot
 
-    def _insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
         new = np.logical_not(self._find(probe).present)
         if np.count_nonzero(new) < len(new):
