@@ -216,10 +216,14 @@ class SlotIndex:
         return _Probe(keys, marks.owner, buckets, mixed, self._buckets.take(buckets))
 
     def _find(self, probe: _Probe) -> Found:
+        matches = _match_tags(probe)
+        if len(matches) or self._stash:
+            return self._verify(probe, matches)
+        return Found(np.zeros(len(probe.keys), np.bool_), np.zeros(len(probe.keys), np.int64))
+
+    def _verify(self, probe: _Probe, matches: IntArray) -> Found:
+        """Which keys are present, given where their tags are found."""
         n = len(probe.keys)
-        matches = ((probe.held ^ probe.tags).view(np.uint16) == EMPTY_TAG).ravel().nonzero()[0]
-        if not len(matches) and not self._stash:
-            return Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
         entries = probe.buckets.ravel()[matches >> LOG_WAYS]
         entries <<= LOG_WAYS
         entries |= matches & _WAY_MASK
@@ -254,8 +258,10 @@ class SlotIndex:
 
     def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
-        new = np.logical_not(self._find(probe).present)
-        if np.count_nonzero(new) < len(new):
+        new = np.ones(len(keys), np.bool_)
+        matches = _match_tags(probe)
+        if len(matches) or self._stash:
+            new = np.logical_not(self._verify(probe, matches).present)
             slots = slots[new]
             probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
         slots = slots.astype(np.int64, copy=False)
@@ -278,8 +284,9 @@ class SlotIndex:
         _, _, buckets, tags, held = probe
         repeated: list[int] = []
         while len(slots):
-            entries, tag, has_room = choose_places(buckets, tags, held=held)
-            if np.count_nonzero(has_room) < len(slots):
+            entries, tag, ways = choose_places(buckets, tags, held=held)
+            if np.count_nonzero(ways) < len(ways):
+                has_room = ways != 0
                 repeated += self._stash_all(slots[~has_room])
                 slots, buckets, tags = slots[has_room], buckets[has_room], tags[has_room]
                 entries, tag = entries[has_room], tag[has_room]
@@ -322,3 +329,9 @@ class SlotIndex:
     def _sort_stash(self) -> None:
         stashed = np.fromiter(self._stash.values(), np.int64, len(self._stash))
         self._stash_words = np.sort(self._digests[stashed, 0])
+
+
+def _match_tags(probe: _Probe) -> IntArray:
+    """Where buckets hold the tag of a key: flat places of `[n, 4 buckets, 4 ways]`, ascending."""
+    matches: IntArray = ((probe.held ^ probe.tags).view(np.uint16) == EMPTY_TAG).ravel().nonzero()[0]
+    return matches

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import BoolArray, IntArray
+from aiokv.model.ids import IntArray
 
 __all__ = ["AT_ONCE", "EMPTY_TAG", "LOG_WAYS", "WAYS", "Places", "choose_places"]
 
@@ -38,8 +38,8 @@ class Places(NamedTuple):
     """`bucket * WAYS + way`; without meaning where there is no room."""
     tags: NDArray[np.uint16]
     """What is to be written there."""
-    has_room: BoolArray
-    """Whether any of the four buckets has an empty way."""
+    ways: NDArray[np.uint32]
+    """The empty ways of the bucket, as bits; 0 where none of the four buckets has one."""
 
 
 def choose_places(buckets: IntArray, tags: NDArray[np.uint64], *, held: NDArray[np.uint64]) -> Places:
@@ -52,8 +52,7 @@ def choose_places(buckets: IntArray, tags: NDArray[np.uint64], *, held: NDArray[
     ways = empty.ravel().take(choice)
     entries = buckets.ravel().take(choice)
     entries <<= LOG_WAYS
-    has_room = ways != 0
     ways *= _BYTE_BITS
     ways >>= _TOP_BYTE
     entries += _FIRST_BIT.take(ways)
-    return Places(entries, tags.ravel().take(choice).astype(np.uint16), has_room)
+    return Places(entries, tags.ravel().take(choice).astype(np.uint16), ways)

@@ -7,8 +7,8 @@ Rules
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot the id of the store that reads it, and whether a request has used it since that was planned; how many blocks
-are being stored because they were next to be evicted.
+GPU slot the id of the store that reads it, and whether a request has hit it while cold blocks were being stored; how
+many blocks are being stored because they were next to be evicted.
 
 Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED, and QUEUED -> FAILED where the
 backend refuses to begin.
@@ -192,19 +192,19 @@ class InflightTable:
     def add(self, transfer: Transfer) -> None:
         """Enter a queued transfer; its sources are marked as being read."""
         self._transfers[transfer.transfer_id] = transfer
-        at = transfer.sources.astype(np.int64, copy=False)
         if transfer.direction is Direction.LOAD:
-            self._loading_id[at] = transfer.transfer_id
+            self._loading_id[transfer.sources] = transfer.transfer_id
         else:
-            self._storing_id[at] = transfer.transfer_id
-            self._was_used[at] = transfer.use is SourceUse.USED
-        self.cold_blocks += len(transfer) if transfer.use is SourceUse.COLD else 0
+            self._storing_id[transfer.sources] = transfer.transfer_id
+        if transfer.use is SourceUse.COLD:
+            self._was_used[transfer.sources] = False
+            self.cold_blocks += len(transfer)
         self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
         """Name the targets of a queued load."""
         transfer.targets = targets
-        self._loading_target[transfer.sources.astype(np.int64, copy=False)] = targets
+        self._loading_target[transfer.sources] = targets
         self._tell(transfer)
 
     def find(self, transfer_id: int) -> Transfer:
@@ -229,7 +229,7 @@ class InflightTable:
         if transfer.direction is Direction.LOAD:
             self._unmark_loading(transfer, transfer.sources[start:stop])
         else:
-            self._storing_id[transfer.sources[start:stop].astype(np.int64, copy=False)] = 0
+            self._storing_id[transfer.sources[start:stop]] = 0
 
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
@@ -246,10 +246,11 @@ class InflightTable:
 
     def note_use(self, gpu_slots: SlotArray) -> None:
         """A request has hit these slots: they are recent, whatever a store that reads them took them for."""
-        self._was_used[gpu_slots] = True
+        if self.cold_blocks:
+            self._was_used[gpu_slots] = True
 
     def was_used(self, gpu_slots: SlotArray) -> BoolArray:
-        """Per source of an unfinished store, whether it was of a request when planned or has been hit since."""
+        """Per source of an unfinished store of cold blocks, whether a request has hit it since that was planned."""
         return self._was_used[gpu_slots]
 
     def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
@@ -268,9 +269,8 @@ class InflightTable:
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
         """Its marks go; those of later loads of the same sources stay. A target means nothing without its mark."""
-        at = sources.astype(np.int64, copy=False)
-        is_mine = self._loading_id.take(at) == transfer.transfer_id
-        self._loading_id[at if np.count_nonzero(is_mine) == len(at) else at[is_mine]] = 0
+        is_mine = self._loading_id[sources] == transfer.transfer_id
+        self._loading_id[sources if np.count_nonzero(is_mine) == len(sources) else sources[is_mine]] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

@@ -134,12 +134,11 @@ class Offers:
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
         found = self._queue.sift(digests, group=offer.group, slots=slots)
-        wanted = found.is_wanted & is_chosen
-        count = np.count_nonzero(wanted)
-        if count < len(wanted):
+        if not found.are_wanted or np.count_nonzero(is_chosen) < len(is_chosen):
             self._pass_by(offer, found, slots=slots, is_chosen=is_chosen)
+            wanted = found.is_wanted & is_chosen
             positions, slots = positions[wanted], slots[wanted]
-        if count:
+        if len(slots):
             self._put(offer, positions=positions, slots=slots)
         return stop - start
 
@@ -166,18 +165,21 @@ class Offers:
     def _filling(self) -> Job:
         """Offer every hole there is now again, a batch of evictions at a time."""
         world = self._world
-        for _ in range(len(world.gone_copies)):
+        for batch in range(len(world.gone_copies)):
+            if batch:
+                yield
             cpu = world.usable_cpu
             if not world.gone_copies or cpu is None:
                 return
             self._fill(world.gone_copies.popleft(), cpu)
-            yield
 
     def _fill(self, lost: Evicted, cpu: Pool) -> None:
         for group, digests in lost.by_group():
             on_gpu = self._world.gpu.find(digests, group)
+            if not np.count_nonzero(on_gpu.present):
+                continue
             is_held = on_gpu.present & (self._world.gpu.pins_of(on_gpu.slots) > 0)
-            if is_held.any():
+            if np.count_nonzero(is_held):
                 self._fill_some(digests[is_held], group=group, slots=on_gpu.slots[is_held], cpu=cpu)
 
     def _fill_some(self, digests: DigestArray, *, group: int, slots: SlotArray, cpu: Pool) -> None:

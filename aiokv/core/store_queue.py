@@ -33,13 +33,30 @@ class Sifted:
 
     is_current: BoolArray
     """Findable in this very slot."""
-    is_cached: BoolArray
-    is_storing: BoolArray
+    has_copy: BoolArray
+    is_read: BoolArray
+    """A store reads this slot."""
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether all of them are worth a copy."""
+        wanted = np.count_nonzero(self.is_current) == len(self.is_current)
+        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.is_read)
 
     @property
     def is_wanted(self) -> BoolArray:
         """Worth a copy: findable, without one, and none is being made."""
-        return self.is_current & ~self.is_cached & ~self.is_storing
+        return self.is_current & ~self.has_copy & ~self.is_read
+
+    @property
+    def is_cached(self) -> BoolArray:
+        """Has a copy."""
+        return self.is_current & self.has_copy
+
+    @property
+    def is_storing(self) -> BoolArray:
+        """A copy is being made."""
+        return self.is_current & self.is_read & ~self.has_copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,13 +90,10 @@ class StoreQueue:
 
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
-        world = self._world
-        is_current = world.gpu.holds(slots, digests, group=group)
-        is_cached = self._touch_copies(digests, group=group)
         return Sifted(
-            is_current=is_current,
-            is_cached=is_cached & is_current,
-            is_storing=(world.inflight.storing_ids(slots) != 0) & is_current & ~is_cached,
+            is_current=self._world.gpu.holds(slots, digests, group=group),
+            has_copy=self._touch_copies(digests, group=group),
+            is_read=self._world.inflight.storing_ids(slots) != 0,
         )
 
     def _touch_copies(self, digests: DigestArray, *, group: int) -> BoolArray:
@@ -100,7 +114,7 @@ class StoreQueue:
     def put(self, order: StoreOrder) -> None:
         """Reserve CPU slots for as many blocks as fit, the most wanted first, and queue their copies."""
         world = self._world
-        if world.gpu.count_unpinned(order.sources) > world.gpu.available:
+        if len(order.sources) > world.gpu.available:
             may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
             self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
             order = order.select(may_pin)
