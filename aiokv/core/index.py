@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
-from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAYS, choose_places
+from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
 from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray, TableArray
@@ -42,7 +42,6 @@ _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _TAG_SHIFT: Final = np.array(48, np.uint64)
 _IN_EACH_WAY: Final = np.array(0x0001_0001_0001_0001, np.uint64)
-_WAY_MASK: Final = np.array(3)
 _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
@@ -226,7 +225,7 @@ class SlotIndex:
         n = len(probe.keys)
         entries = probe.buckets.ravel()[matches >> LOG_WAYS]
         entries <<= LOG_WAYS
-        entries |= matches & _WAY_MASK
+        entries |= matches & WAY_MASK
         slots = self._beside[entries].astype(np.int64)
         if len(slots) == n:
             present = self._owner[slots] == probe.owner
@@ -284,22 +283,20 @@ class SlotIndex:
         _, _, buckets, tags, held = probe
         repeated: list[int] = []
         while len(slots):
-            entries, tag, ways = choose_places(buckets, tags, held=held)
-            if np.count_nonzero(ways) < len(ways):
-                has_room = ways != 0
+            entries, tag, empty = choose_places(buckets, tags, held=held)
+            if np.count_nonzero(empty) < len(empty):
+                has_room = empty != 0
                 repeated += self._stash_all(slots[~has_room])
                 slots, buckets, tags = slots[has_room], buckets[has_room], tags[has_room]
                 entries, tag = entries[has_room], tag[has_room]
-            self._beside[entries[::-1]] = slots[::-1]  # of those that choose one place the first gets it
-            winners = self._beside.take(entries)
+            backwards = entries[::-1]  # of those that choose one place the first gets it
+            self._beside[backwards] = slots[::-1]
+            self._tags[backwards] = tag[::-1]
+            self._entry[slots] = entries
+            winners = self._beside[entries]
             lost = winners != slots
             if np.count_nonzero(lost) == 0:
-                self._tags[entries] = tag
-                self._entry[slots] = entries
                 break
-            won = ~lost
-            self._tags[entries[won]] = tag[won]
-            self._entry[slots[won]] = entries[won]
             losers = lost.nonzero()[0]
             slots, buckets, tags = slots[losers], buckets[losers], tags[losers]
             is_repeat = self._rows[slots] == self._rows[winners[losers]]

@@ -1,6 +1,8 @@
 """Where new keys go in the index: the first empty way of the emptiest of the four buckets of each. Pure.
 
 Rules: nothing here knows slots; keys of one batch may be given the same place, the index settles who gets it.
+
+How: the sixteen ways of a key, empty or not, are sixteen bits, and a table says for each pattern which way to take.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from aiokv.model.ids import IntArray
 
-__all__ = ["AT_ONCE", "EMPTY_TAG", "LOG_WAYS", "WAYS", "Places", "choose_places"]
+__all__ = ["AT_ONCE", "EMPTY_TAG", "LOG_WAYS", "WAYS", "WAY_MASK", "Places", "choose_places"]
 
 WAYS: Final = 4
 """Places of a bucket, and buckets of a key."""
@@ -23,11 +25,7 @@ AT_ONCE: Final = 2048
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 EMPTY_TAG: Final = np.array(0, np.uint16)
 LOG_WAYS: Final = np.array(2)
-_BYTE_SUM: Final = np.array(0x01010101, np.uint32)
-_BYTE_BITS: Final = np.array(0x01020408, np.uint32)
-"""A factor that gathers four bytes of 0 or 1 as four bits of the top byte."""
-_TOP_BYTE: Final = np.array(24, np.uint32)
-_FIRST_BIT: Final[IntArray] = np.array([0, *((bits & -bits).bit_length() - 1 for bits in range(1, 16))])
+WAY_MASK: Final = np.array(3)
 _ROW_STARTS: Final = np.arange(0, WAYS * AT_ONCE, WAYS)
 
 
@@ -35,24 +33,35 @@ class Places(NamedTuple):
     """A place for each key of a batch."""
 
     entries: IntArray
-    """`bucket * WAYS + way`; without meaning where there is no room."""
+    """`bucket * WAYS + way`."""
     tags: NDArray[np.uint16]
     """What is to be written there."""
-    ways: NDArray[np.uint32]
-    """The empty ways of the bucket, as bits; 0 where none of the four buckets has one."""
+    empty: NDArray[np.uint16]
+    """The empty ways of the four buckets, as bits; where there is none, the place has no meaning."""
 
 
 def choose_places(buckets: IntArray, tags: NDArray[np.uint64], *, held: NDArray[np.uint64]) -> Places:
     """A place for each of up to `AT_ONCE` keys: its buckets, its tags and what the buckets hold, each `[n, 4]`."""
-    empty = (held.view(np.uint16) == EMPTY_TAG).view(np.uint32)  # a byte for each way
-    room = empty * _BYTE_SUM
-    room >>= _TOP_BYTE
-    choice = room.argmax(axis=1)
-    choice += _ROW_STARTS[: len(choice)]
-    ways = empty.ravel().take(choice)
-    entries = buckets.ravel().take(choice)
+    empty = np.packbits(held.view(np.uint16) == EMPTY_TAG, bitorder="little").view("<u2")
+    ways = _CHOICE.take(empty).astype(np.int64)
+    which = ways >> LOG_WAYS
+    which += _ROW_STARTS[: len(which)]
+    entries = buckets.ravel().take(which)
     entries <<= LOG_WAYS
-    ways *= _BYTE_BITS
-    ways >>= _TOP_BYTE
-    entries += _FIRST_BIT.take(ways)
-    return Places(entries, tags.ravel().take(choice).astype(np.uint16), ways)
+    entries |= ways & WAY_MASK
+    return Places(entries, tags.ravel().take(which).astype(np.uint16), empty)
+
+
+def _make_choice() -> NDArray[np.uint8]:
+    """Per pattern of sixteen ways, bits that are 1 where one is empty: the first empty one of the emptiest bucket."""
+    counts, firsts = np.zeros((2, 1 << WAYS), np.uint8)
+    for bits in range(1, 1 << WAYS):
+        counts[bits], firsts[bits] = bits.bit_count(), (bits & -bits).bit_length() - 1
+    patterns = np.arange(1 << WAYS * WAYS, dtype=np.uint16)
+    buckets = np.stack([patterns >> shift & 0xF for shift in range(0, WAYS * WAYS, WAYS)])
+    emptiest = counts[buckets].argmax(axis=0)
+    ways = firsts[np.take_along_axis(buckets, emptiest[None], axis=0)[0]]
+    return (emptiest * WAYS + ways).astype(np.uint8)
+
+
+_CHOICE: Final = _make_choice()

@@ -100,6 +100,8 @@ class Transfer:
     """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+    is_hidden: bool = False
+    """A load that has failed, and that others of the same sources may have followed."""
     since: float | None = None
     """When it came to the host, by the host's clock: the core knows none. Written once, by the host."""
 
@@ -216,6 +218,7 @@ class InflightTable:
 
     def hide(self, transfer: Transfer) -> None:
         """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
+        transfer.is_hidden = True
         self._unmark_loading(transfer, transfer.sources)
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
@@ -226,10 +229,13 @@ class InflightTable:
         transfer.open_copies = min(transfer.open_copies, start)
         self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
-        if transfer.direction is Direction.LOAD:
-            self._unmark_loading(transfer, transfer.sources[start:stop])
+        sources = transfer.sources[start:stop]
+        if transfer.is_hidden:
+            self._unmark_loading(transfer, sources)
+        elif transfer.direction is Direction.LOAD:
+            self._loading_id[sources] = 0
         else:
-            self._storing_id[transfer.sources[start:stop]] = 0
+            self._storing_id[sources] = 0
 
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
@@ -269,8 +275,7 @@ class InflightTable:
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
         """Its marks go; those of later loads of the same sources stay. A target means nothing without its mark."""
-        is_mine = self._loading_id[sources] == transfer.transfer_id
-        self._loading_id[sources if np.count_nonzero(is_mine) == len(sources) else sources[is_mine]] = 0
+        self._loading_id[sources[self._loading_id[sources] == transfer.transfer_id]] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

@@ -93,7 +93,9 @@ class Ranks:
 
     def _end(self, transfer: Transfer, outcome: Outcome) -> None:
         """Nothing is copied any more. The pins go back here, nowhere else."""
-        decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
+        decided = outcome
+        if transfer.reports:
+            decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
         blocks = len(transfer.bound_targets)
         transfer.advance(_EVENTS[decided])
         self.partly_reported -= bool(transfer.reports)
