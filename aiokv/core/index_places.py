@@ -61,7 +61,8 @@ def _make_choice() -> NDArray[np.uint8]:
     buckets = np.stack([patterns >> shift & 0xF for shift in range(0, WAYS * WAYS, WAYS)])
     emptiest = counts[buckets].argmax(axis=0)
     ways = firsts[np.take_along_axis(buckets, emptiest[None], axis=0)[0]]
-    return (emptiest * WAYS + ways).astype(np.uint8)
+    choice: NDArray[np.uint8] = (emptiest * WAYS + ways).astype(np.uint8)
+    return choice
 
 
 _CHOICE: Final = _make_choice()

@@ -4,9 +4,10 @@ Rules
 - Offered are blocks as they are confirmed and the GPU hits of admitted requests; they are planned in later slices,
   never while a request is admitted.
 - An offer whose lease has left is dropped, unless the lease finished, which flushes it first.
-- A *hole*, a block of a running request whose copy was evicted from the CPU tier, is offered again with the next offer
-  of any request and when one finishes. It takes free slots and those of blocks that no running request holds: what is
-  held in both tiers never drives out its like, so holes end.
+- A *hole*, a block of a running request whose copy was evicted from the CPU tier, is offered again when any request
+  finishes, and with the next offer of any request once enough copies have gone to be looked at together. It takes free
+  slots and those of blocks that no running request holds: what is held in both tiers never drives out its like, so
+  holes end.
 
 State: the backlog of offers, oldest first. Holes wait in `World.gone_copies`.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from aiokv.core.block_names import KeyedBlocks, digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
+from aiokv.core.pool_values import take_joined
 from aiokv.core.slices import SLICE_PARTS, Job
 from aiokv.core.store_queue import Sifted, StoreOrder, StoreQueue
 from aiokv.core.world import SCAN_LIMIT, World
@@ -31,6 +33,10 @@ from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason
 
 __all__ = ["Choice", "Offer", "Offers"]
+
+_FEW_GONE: Final = 512
+_SMALL_PART: Final = 64
+"""Of the CPU tier: so much of it may have gone before holes are looked for."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -116,7 +122,14 @@ class Offers:
             if self._backlog:
                 yield
         self._is_planning = False
-        yield from self._filling()
+        if self._have_many_gone():
+            yield from self._filling()
+
+    def _have_many_gone(self) -> bool:
+        """Whether so many copies have gone that looking for holes among them is cheap for each."""
+        world = self._world
+        capacity = world.cpu.capacity if world.cpu is not None else 0
+        return sum(map(len, world.gone_copies)) >= min(_FEW_GONE, capacity // _SMALL_PART)
 
     def _cost_of(self, blocks: int) -> int:
         """What one part takes of a slice: a transfer of its own costs as much as many blocks of a large one."""
@@ -163,15 +176,16 @@ class Offers:
         self._queue.put(order)
 
     def _filling(self) -> Job:
-        """Offer every hole there is now again, a batch of evictions at a time."""
+        """Offer every hole there is now again, a slice of what was evicted at a time."""
         world = self._world
-        for batch in range(len(world.gone_copies)):
-            if batch:
+        left = len(world.gone_copies)
+        while left > 0 and world.gone_copies and world.usable_cpu is not None:
+            before = len(world.gone_copies)
+            gone = take_joined(world.gone_copies, limit=world.slice_blocks)
+            left -= before - len(world.gone_copies)
+            self._fill(gone, world.usable_cpu)
+            if left > 0:
                 yield
-            cpu = world.usable_cpu
-            if not world.gone_copies or cpu is None:
-                return
-            self._fill(world.gone_copies.popleft(), cpu)
 
     def _fill(self, lost: Evicted, cpu: Pool) -> None:
         for group, digests in lost.by_group():
@@ -179,8 +193,10 @@ class Offers:
             if not np.count_nonzero(on_gpu.present):
                 continue
             is_held = on_gpu.present & (self._world.gpu.pins_of(on_gpu.slots) > 0)
-            if np.count_nonzero(is_held):
-                self._fill_some(digests[is_held], group=group, slots=on_gpu.slots[is_held], cpu=cpu)
+            if np.count_nonzero(is_held):  # a block whose copy went, came again and went is one hole
+                held = is_held.nonzero()[0]
+                once = held[np.sort(np.unique(on_gpu.slots[held], return_index=True)[1])]
+                self._fill_some(digests[once], group=group, slots=on_gpu.slots[once], cpu=cpu)
 
     def _fill_some(self, digests: DigestArray, *, group: int, slots: SlotArray, cpu: Pool) -> None:
         """Copy those of these blocks that want a copy, as far as there is room at nobody's cost."""
