@@ -10,8 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -21,32 +20,31 @@ from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray
+from aiokv.model.ids import BoolArray, DigestArray, Direction, IntArray, SlotArray
 from aiokv.model.plan import DeclineReason, Outcome
 
 __all__ = ["Sifted", "StoreOrder", "StoreQueue"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sifted:
+class Sifted(NamedTuple):
     """What is known of GPU blocks that may be stored, one mask each."""
 
     is_current: BoolArray
     """Findable in this very slot."""
     has_copy: BoolArray
-    is_read: BoolArray
-    """A store reads this slot."""
+    store_ids: IntArray
+    """The store that reads this slot; 0 where none does."""
 
     @property
     def are_wanted(self) -> bool:
         """Whether all of them are worth a copy."""
         wanted = np.count_nonzero(self.is_current) == len(self.is_current)
-        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.is_read)
+        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.store_ids)
 
     @property
     def is_wanted(self) -> BoolArray:
         """Worth a copy: findable, without one, and none is being made."""
-        return self.is_current & ~self.has_copy & ~self.is_read
+        return self.is_current & ~self.has_copy & np.equal(self.store_ids, 0)
 
     @property
     def is_cached(self) -> BoolArray:
@@ -56,11 +54,10 @@ class Sifted:
     @property
     def is_storing(self) -> BoolArray:
         """A copy is being made."""
-        return self.is_current & self.is_read & ~self.has_copy
+        return self.is_current & ~self.has_copy & np.not_equal(self.store_ids, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoreOrder:
+class StoreOrder(NamedTuple):
     """Blocks to copy from the GPU slots `sources`, the most wanted first.
 
     `owner` is the lease that asks for them: if it leaves before they are submitted, and nobody has joined, they are
@@ -76,7 +73,7 @@ class StoreOrder:
 
     def select(self, which: slice | BoolArray) -> StoreOrder:
         """Some of its blocks, in the order of `which`."""
-        return replace(self, blocks=self.blocks.select(which), sources=self.sources[which])
+        return self._replace(blocks=self.blocks.select(which), sources=self.sources[which])
 
 
 @final
@@ -93,7 +90,7 @@ class StoreQueue:
         return Sifted(
             is_current=self._world.gpu.holds(slots, digests, group=group),
             has_copy=self._touch_copies(digests, group=group),
-            is_read=self._world.inflight.storing_ids(slots) != 0,
+            store_ids=self._world.inflight.storing_ids(slots),
         )
 
     def _touch_copies(self, digests: DigestArray, *, group: int) -> BoolArray:

@@ -158,7 +158,8 @@ class BlockKeys:
         """
         if step < 1 or not 0 <= start <= stop or stop * step > self.num_blocks:
             raise UsageError(f"blocks [{start}, {stop}) x {step} are not among the {self.num_blocks} full hash blocks")
-        self._hash_until(stop * step)
+        if stop * step > self._hashed:
+            self._hash_until(stop * step)
         rows = np.ascontiguousarray(self._digests[start * step + step - 1 : stop * step : step])
         rows.flags.writeable = False
         return rows
