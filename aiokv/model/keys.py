@@ -20,7 +20,6 @@ cheaper than a new hash object per block; the bound keeps the price of resuming 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import struct
 from bisect import bisect_left
@@ -159,7 +158,8 @@ class BlockKeys:
         """
         if step < 1 or not 0 <= start <= stop or stop * step > self.num_blocks:
             raise UsageError(f"blocks [{start}, {stop}) x {step} are not among the {self.num_blocks} full hash blocks")
-        self._hash_until(stop * step)
+        if stop * step > self._hashed:
+            self._hash_until(stop * step)
         rows = np.ascontiguousarray(self._digests[start * step + step - 1 : stop * step : step])
         rows.flags.writeable = False
         return rows
@@ -205,7 +205,7 @@ class BlockKeys:
 
     def copy(self) -> BlockKeys:
         """An independent twin: same tokens, digests computed so far, media and root. Takes constant time."""
-        return copy.copy(self)
+        return self.__copy__()
 
     def __copy__(self) -> BlockKeys:
         twin = object.__new__(BlockKeys)
