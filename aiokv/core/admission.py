@@ -194,7 +194,7 @@ class Admission:
 
     def bind_load(self, record: LeaseRecord, transfer: Transfer) -> None:
         """All targets of a load are named: the transfer pins them and can be submitted."""
-        targets = record.tables[transfer.group].view()[transfer.positions]
+        targets = record.tables[transfer.group].view()[transfer.positions].astype(np.int64)
         self._world.gpu.pin(targets)
         self._world.inflight.bind_targets(transfer, targets)
         self._world.outbox.submissions.append(transfer)

@@ -125,18 +125,13 @@ class Confirms:
         if not self._world.may_register(record):
             return
         world = self._world
-        slots = record.tables[index].view()[positions]
+        slots = record.tables[index].view()[positions].astype(np.int64)
         blocks = KeyedBlocks(keys=record.keys, group=index, positions=positions)
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
+        if np.count_nonzero(is_new) < len(is_new):
+            positions, slots = positions[is_new], slots[is_new]
         self._stores.offer(
-            Offer(
-                record=record,
-                keys=record.keys,
-                group=index,
-                positions=positions[is_new],
-                slots=slots[is_new],
-                after=record.after,
-            )
+            Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots, after=record.after)
         )
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:

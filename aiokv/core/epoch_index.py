@@ -99,6 +99,13 @@ class EpochIndex:
         """The groups of `slots`; -1 where there is no key."""
         return self._index.group_of(slots)
 
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
+        """As `SlotIndex.holds`, in this epoch."""
+        is_held = self._index.holds(slots, keys, group=group)
+        if self._stale:
+            is_held &= self._slot_epoch.take(slots) == self._epoch
+        return is_held
+
     def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
         inserted = self._index.insert(slots, keys, group=group)

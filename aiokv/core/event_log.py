@@ -80,10 +80,9 @@ class EventLog:
     def removed(self, tier: Tier, evicted: Evicted) -> None:
         """Keys stopped being findable: one event per group."""
         if self.is_on:
-            for group in np.unique(evicted.groups):
-                hashes = hashes_of(evicted.keys[evicted.groups == group])
-                name = self._geometry.groups[int(group)].name
-                self._events.append(BlockRemoved(tier=tier, group=name, block_hashes=hashes))
+            for group, keys in evicted.by_group():
+                name = self._geometry.groups[group].name
+                self._events.append(BlockRemoved(tier=tier, group=name, block_hashes=hashes_of(keys)))
 
     def cleared(self, tier: Tier) -> None:
         """Nothing is findable in this tier any more."""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
+from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
 from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray, TableArray
@@ -31,7 +32,6 @@ from aiokv.model.plan import Found
 
 __all__ = ["SlotIndex"]
 
-_WAYS: Final = 4
 # At 0.6 one key in ten million is stashed under random churn, at 0.7 one in two thousand.
 _MAX_LOAD: Final = 0.6
 _PAGE: Final = 4096
@@ -39,20 +39,12 @@ _MAX_CAPACITY: Final = 1 << 28
 _STASHED: Final = -1
 _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
 
-# Keys probed in one go: their arrays stay in the processor's nearer caches.
-_AT_ONCE: Final = 2048
-
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _TAG_SHIFT: Final = np.array(48, np.uint64)
 _IN_EACH_WAY: Final = np.array(0x0001_0001_0001_0001, np.uint64)
-_EMPTY_TAG: Final = np.array(0, np.uint16)
 _NOBODY: Final = np.array(0, np.int16)
-_LOG_WAYS: Final = np.array(2)
-_WAY_MASK: Final = np.array(3)
 _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
-_BYTE_RANK: Final = np.array(0x00010203, np.uint32)
-_TOP_BYTE: Final = np.array(24, np.uint32)
 
 
 class _Probe(NamedTuple):
@@ -74,20 +66,21 @@ class SlotIndex:
     """Maps (group, digest) to a slot in `[0, capacity)`; at most one entry per slot."""
 
     __slots__ = (
-        "_beside", "_buckets", "_count", "_digests", "_entry", "_marks", "_mask", "_owner", "_stash", "_stash_words",
-        "_tags", "_warm",
+        "_beside", "_buckets", "_count", "_digests", "_entry", "_marks", "_mask", "_owner", "_rows", "_stash",
+        "_stash_words", "_tags", "_warm",
     )  # fmt: skip
 
     def __init__(self, capacity: int) -> None:
         """`capacity` is one more than the largest slot; UsageError beyond 2**28."""
         if not 0 < capacity <= _MAX_CAPACITY:
             raise UsageError(f"an index holds between 1 and {_MAX_CAPACITY} slots, not {capacity}")
-        buckets = 1 << int(capacity / (_WAYS * _MAX_LOAD)).bit_length()
+        buckets = 1 << int(capacity / (WAYS * _MAX_LOAD)).bit_length()
         self._buckets: NDArray[np.uint64] = np.zeros(buckets, np.uint64)
         self._tags: NDArray[np.uint16] = self._buckets.view(np.uint16)
-        self._beside: TableArray = np.zeros(buckets * _WAYS, np.int32)
+        self._beside: TableArray = np.zeros(buckets * WAYS, np.int32)
         self._mask: NDArray[np.uint64] = np.array(buckets - 1, np.uint64)
         self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
+        self._rows = self._digests.view(_DIGEST)[:, 0]  # one 32-byte item a row: numpy scatters rows of words slowly
         self._owner: GroupArray = np.zeros(capacity, np.int16)
         self._entry: NDArray[np.int32] = np.empty(capacity, np.int32)
         self._marks: dict[int, Marks] = {}
@@ -107,9 +100,9 @@ class SlotIndex:
 
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
-        if len(keys) <= _AT_ONCE:
+        if len(keys) <= AT_ONCE:
             return self._find(self._probe(keys, group))
-        parts = [self.find(keys[i : i + _AT_ONCE], group) for i in range(0, len(keys), _AT_ONCE)]
+        parts = [self.find(keys[i : i + AT_ONCE], group) for i in range(0, len(keys), AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
     def is_indexed(self, slots: SlotArray) -> BoolArray:
@@ -132,6 +125,13 @@ class SlotIndex:
         """The groups of `slots`; -1 where not indexed."""
         return self._owner.take(slots) - np.int16(1)
 
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
+        """Which of `slots` hold `keys[i]` of `group`: less than half the price of `find`, where the slots are known."""
+        same = np.equal(self._digests.take(slots, axis=0), keys)
+        is_held: BoolArray = same.view(np.uint32)[:, 0] == _BYTE_SUM
+        is_held &= np.equal(self._owner.take(slots), group + 1)
+        return is_held
+
     def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Index `slots[i]` under `keys[i]`; False where that key is present, or comes earlier in this batch.
 
@@ -141,10 +141,10 @@ class SlotIndex:
             raise UsageError(f"{len(slots)} slots but {len(keys)} keys")
         if np.count_nonzero(self._owner.take(slots)):
             raise UsageError("a slot holds one key at a time")
-        if len(keys) <= _AT_ONCE:
+        if len(keys) <= AT_ONCE:
             return self._insert(slots, keys, group=group)
-        starts = range(0, len(keys), _AT_ONCE)
-        parts = [self._insert(slots[i : i + _AT_ONCE], keys[i : i + _AT_ONCE], group=group) for i in starts]
+        starts = range(0, len(keys), AT_ONCE)
+        parts = [self._insert(slots[i : i + AT_ONCE], keys[i : i + AT_ONCE], group=group) for i in starts]
         return np.concatenate(parts)
 
     def remove(self, slots: SlotArray) -> None:
@@ -168,7 +168,7 @@ class SlotIndex:
         """
         start, self._warm = self._warm, min(self._warm + limit, len(self._buckets))
         self._buckets[start : self._warm : _PAGE // 8] |= np.uint64(0)
-        self._beside[_WAYS * start : _WAYS * self._warm : _PAGE // 4] |= np.int32(0)
+        self._beside[WAYS * start : WAYS * self._warm : _PAGE // 4] |= np.int32(0)
         return len(self._buckets) - self._warm
 
     def check_invariants(self) -> list[str]:
@@ -200,7 +200,7 @@ class SlotIndex:
 
     def count_stray_entries(self, start: int, stop: int) -> int:
         """Entries in buckets `[start, stop)` that belong to no slot."""
-        entries = np.flatnonzero(self._tags[_WAYS * start : _WAYS * stop]) + _WAYS * start
+        entries = np.flatnonzero(self._tags[WAYS * start : WAYS * stop]) + WAYS * start
         slots = self._beside.take(entries)
         return int(np.count_nonzero((self._owner.take(slots) == 0) | (self._entry.take(slots) != entries)))
 
@@ -216,13 +216,17 @@ class SlotIndex:
         return _Probe(keys, marks.owner, buckets, mixed, self._buckets[buckets])
 
     def _find(self, probe: _Probe) -> Found:
+        matches = _match_tags(probe)
+        if len(matches) or self._stash:
+            return self._verify(probe, matches)
+        return Found(np.zeros(len(probe.keys), np.bool_), np.zeros(len(probe.keys), np.int64))
+
+    def _verify(self, probe: _Probe, matches: IntArray) -> Found:
+        """Which keys are present, given where their tags are found."""
         n = len(probe.keys)
-        matches = ((probe.held ^ probe.tags).view(np.uint16) == _EMPTY_TAG).ravel().nonzero()[0]
-        if not len(matches) and not self._stash:
-            return Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
-        entries = probe.buckets.ravel()[matches >> _LOG_WAYS]
-        entries <<= _LOG_WAYS
-        entries |= matches & _WAY_MASK
+        entries = probe.buckets.ravel()[matches >> LOG_WAYS]
+        entries <<= LOG_WAYS
+        entries |= matches & WAY_MASK
         slots = self._beside[entries].astype(np.int64)
         if len(slots) == n:
             present = self._owner[slots] == probe.owner
@@ -254,57 +258,61 @@ class SlotIndex:
 
     def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
-        new = np.logical_not(self._find(probe).present)
-        _clear_repeats(new, keys)
-        if np.count_nonzero(new) < len(new):
+        new = np.ones(len(keys), np.bool_)
+        matches = _match_tags(probe)
+        if len(matches) or self._stash:
+            new = np.logical_not(self._verify(probe, matches).present)
             slots = slots[new]
             probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
-        slots = slots.astype(np.int64)
-        # One 32-byte item a row, since numpy scatters rows of four words slowly.
-        self._digests.view(_DIGEST)[:, 0][slots] = probe.keys.view(_DIGEST)[:, 0]
+        slots = slots.astype(np.int64, copy=False)
+        self._rows[slots] = probe.keys.view(_DIGEST)[:, 0]
         self._owner[slots] = probe.owner
         self._count += len(slots)
-        self._place(slots, probe)
+        repeated = self._place(slots, probe)
+        if repeated:
+            new[new.nonzero()[0][np.isin(slots, repeated)]] = False
+            self._owner[repeated] = 0
+            self._count -= len(repeated)
         return new
 
-    def _place(self, slots: IntArray, probe: _Probe) -> None:
-        """Give each key the first empty way of its emptiest bucket; those that lose a way to another key try again.
+    def _place(self, slots: IntArray, probe: _Probe) -> list[int]:
+        """Give each key a place; those that lose it to a key before them try again. Returns the slots of repeated keys.
 
         Each round fills at least one way of every bucket that is asked for, or stashes the keys whose buckets are full.
+        Equal keys choose the same place for as long as none of them has got one: one that loses to its like is told.
         """
         _, _, buckets, tags, held = probe
+        repeated: list[int] = []
         while len(slots):
-            empty = (held.view(np.uint16) == _EMPTY_TAG).view(np.uint32)  # a byte for each way
-            room = empty * _BYTE_SUM
-            room >>= _TOP_BYTE
-            choice = room.argmax(axis=1)
-            choice += np.arange(0, 4 * len(slots), 4)
-            ways = empty.ravel().take(choice)
-            entries = buckets.ravel().take(choice) << _LOG_WAYS
-            entries += _first_way(ways)
-            tag = tags.ravel().take(choice).astype(np.uint16)
-            if np.count_nonzero(ways) < len(ways):
-                full = ways == 0
-                self._stash_all(slots[full])
-                fits = ~full
-                slots, buckets, tags, entries, tag = slots[fits], buckets[fits], tags[fits], entries[fits], tag[fits]
-            self._beside[entries] = slots
-            lost = self._beside.take(entries) != slots
+            entries, tag, empty = choose_places(buckets, tags, held=held)
+            if np.count_nonzero(empty) < len(empty):
+                has_room = empty != 0
+                repeated += self._stash_all(slots[~has_room])
+                slots, buckets, tags = slots[has_room], buckets[has_room], tags[has_room]
+                entries, tag = entries[has_room], tag[has_room]
+            backwards = entries[::-1]  # of those that choose one place the first gets it
+            self._beside[backwards] = slots[::-1]
+            self._tags[backwards] = tag[::-1]
+            self._entry[slots] = entries
+            winners = self._beside[entries]
+            lost = winners != slots
             if np.count_nonzero(lost) == 0:
-                self._tags[entries] = tag
-                self._entry[slots] = entries
-                return
-            won = ~lost
-            self._tags[entries[won]] = tag[won]
-            self._entry[slots[won]] = entries[won]
-            slots, buckets, tags = slots[lost], buckets[lost], tags[lost]
+                break
+            losers = lost.nonzero()[0]
+            slots, buckets, tags = slots[losers], buckets[losers], tags[losers]
+            is_repeat = self._rows[slots] == self._rows[winners[losers]]
+            if np.count_nonzero(is_repeat):
+                repeated += slots[is_repeat].tolist()
+                slots, buckets, tags = slots[~is_repeat], buckets[~is_repeat], tags[~is_repeat]
             held = self._buckets.take(buckets)
+        return repeated
 
-    def _stash_all(self, slots: IntArray) -> None:
+    def _stash_all(self, slots: IntArray) -> list[int]:
+        """Stash the keys of these slots. Returns the slots of those that are stashed already."""
+        repeated = [slot for slot in slots.tolist() if self._stash.setdefault(self._stash_key(slot), slot) != slot]
         self._entry[slots] = _STASHED
-        for slot in slots.tolist():
-            self._stash[self._stash_key(slot)] = slot
         self._sort_stash()
+        return repeated
 
     def _unstash(self, slots: IntArray) -> None:
         for slot in slots.tolist():
@@ -321,21 +329,7 @@ class SlotIndex:
         self._stash_words = np.sort(self._digests[stashed, 0])
 
 
-def _first_way(ways: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The number of the lowest byte that is 1; multiplying by the lowest set bit lifts its rank to the top byte."""
-    lowest = ways & (~ways + np.uint32(1))
-    lowest *= _BYTE_RANK
-    lowest >>= _TOP_BYTE
-    return lowest
-
-
-def _clear_repeats(new: BoolArray, keys: DigestArray) -> None:
-    """Clear `new[i]` where row i repeats an earlier row that is new."""
-    words = np.sort(keys[:, 0])
-    if np.count_nonzero(words[1:] == words[:-1]) == 0:
-        return
-    seen: set[bytes] = set()
-    for row in new.nonzero()[0].tolist():
-        key = keys[row].tobytes()
-        new[row] = key not in seen
-        seen.add(key)
+def _match_tags(probe: _Probe) -> IntArray:
+    """Where buckets hold the tag of a key: flat places of `[n, 4 buckets, 4 ways]`, ascending."""
+    matches: IntArray = ((probe.held ^ probe.tags).view(np.uint16) == EMPTY_TAG).ravel().nonzero()[0]
+    return matches

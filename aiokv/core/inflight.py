@@ -7,8 +7,8 @@ Rules
 - Each transfer ends exactly once; a second end is an `InvalidTransition`.
 
 State: the table of unfinished transfers; per CPU slot the id of the load that reads it and the target it writes; per
-GPU slot the id of the store that reads it, and whether a request has used it since that was planned; how many blocks
-are being stored because they were next to be evicted.
+GPU slot the id of the store that reads it, and whether a request has hit it while cold blocks were being stored; how
+many blocks are being stored because they were next to be evicted.
 
 Transitions: QUEUED -> SUBMITTED -> DONE | FAILED | QUARANTINED, QUEUED -> DROPPED, and QUEUED -> FAILED where the
 backend refuses to begin.
@@ -100,6 +100,8 @@ class Transfer:
     """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+    is_hidden: bool = False
+    """A load that has failed, and that others of the same sources may have followed."""
     since: float | None = None
     """When it came to the host, by the host's clock: the core knows none. Written once, by the host."""
 
@@ -141,7 +143,7 @@ class Transfer:
 
     def blocks(self, start: int, stop: int) -> BlockNames:
         """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""
-        return self.names.select(slice(start, stop))
+        return self.names if stop - start == len(self.names) else self.names.select(slice(start, stop))
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
@@ -196,8 +198,9 @@ class InflightTable:
             self._loading_id[transfer.sources] = transfer.transfer_id
         else:
             self._storing_id[transfer.sources] = transfer.transfer_id
-            self._was_used[transfer.sources] = transfer.use is SourceUse.USED
-        self.cold_blocks += len(transfer) if transfer.use is SourceUse.COLD else 0
+        if transfer.use is SourceUse.COLD:
+            self._was_used[transfer.sources] = False
+            self.cold_blocks += len(transfer)
         self._tell(transfer)
 
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
@@ -215,6 +218,7 @@ class InflightTable:
 
     def hide(self, transfer: Transfer) -> None:
         """Nobody may join this load any more: it has failed. A later load of the same source keeps its mark."""
+        transfer.is_hidden = True
         self._unmark_loading(transfer, transfer.sources)
 
     def unmark(self, transfer: Transfer, *, start: int, stop: int) -> None:
@@ -226,8 +230,10 @@ class InflightTable:
         self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
         sources = transfer.sources[start:stop]
-        if transfer.direction is Direction.LOAD:
+        if transfer.is_hidden:
             self._unmark_loading(transfer, sources)
+        elif transfer.direction is Direction.LOAD:
+            self._loading_id[sources] = 0
         else:
             self._storing_id[sources] = 0
 
@@ -238,7 +244,7 @@ class InflightTable:
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
         """Per CPU slot the id of the load that reads it; 0 where none does."""
-        return self._loading_id[cpu_slots]
+        return self._loading_id.take(cpu_slots)
 
     def loading_targets(self, cpu_slots: SlotArray) -> SlotArray:
         """Per CPU slot the GPU slot that its load writes; meaningful where a load with named targets reads it."""
@@ -246,15 +252,16 @@ class InflightTable:
 
     def note_use(self, gpu_slots: SlotArray) -> None:
         """A request has hit these slots: they are recent, whatever a store that reads them took them for."""
-        self._was_used[gpu_slots] = True
+        if self.cold_blocks:
+            self._was_used[gpu_slots] = True
 
     def was_used(self, gpu_slots: SlotArray) -> BoolArray:
-        """Per source of an unfinished store, whether it was of a request when planned or has been hit since."""
+        """Per source of an unfinished store of cold blocks, whether a request has hit it since that was planned."""
         return self._was_used[gpu_slots]
 
     def storing_ids(self, gpu_slots: SlotArray) -> IntArray:
         """Per GPU slot the id of the store that reads it; 0 where none does."""
-        return self._storing_id[gpu_slots]
+        return self._storing_id.take(gpu_slots)
 
     def join(self, transfer: Transfer, lease_id: int) -> None:
         """One more lease wants what is being copied."""
@@ -267,9 +274,8 @@ class InflightTable:
         self._tell(transfer)
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:
-        mine = sources[self._loading_id[sources] == transfer.transfer_id]
-        self._loading_id[mine] = 0
-        self._loading_target[mine] = 0
+        """Its marks go; those of later loads of the same sources stay. A target means nothing without its mark."""
+        self._loading_id[sources[self._loading_id[sources] == transfer.transfer_id]] = 0
 
     def _tell(self, transfer: Transfer) -> None:
         for changed in self.watchers:

@@ -77,7 +77,8 @@ class Loads:
         yield from world.ending(transfer, outcome)
         for lease_id in sorted(transfer.waiters):
             self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
-        yield from self._replanning()
+        if self._failed or self._replans:
+            yield from self._replanning()
 
     def retry_replans(self) -> None:
         """Plan waiting leases again, oldest first, one a slice."""

@@ -4,9 +4,10 @@ Rules
 - Offered are blocks as they are confirmed and the GPU hits of admitted requests; they are planned in later slices,
   never while a request is admitted.
 - An offer whose lease has left is dropped, unless the lease finished, which flushes it first.
-- A *hole*, a block of a running request whose copy was evicted from the CPU tier, is offered again with the next offer
-  of any request and when one finishes. It takes free slots and those of blocks that no running request holds: what is
-  held in both tiers never drives out its like, so holes end.
+- A *hole*, a block of a running request whose copy was evicted from the CPU tier, is offered again when any request
+  finishes, and with the next offer of any request once enough copies have gone to be looked at together. It takes free
+  slots and those of blocks that no running request holds: what is held in both tiers never drives out its like, so
+  holes end.
 
 State: the backlog of offers, oldest first. Holes wait in `World.gone_copies`.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Final, Protocol, final
 
 import numpy as np
 
@@ -23,14 +24,19 @@ from aiokv.core.block_names import KeyedBlocks, digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
+from aiokv.core.pool_values import take_joined
 from aiokv.core.slices import SLICE_PARTS, Job
-from aiokv.core.store_queue import StoreOrder, StoreQueue
+from aiokv.core.store_queue import Sifted, StoreOrder, StoreQueue
 from aiokv.core.world import SCAN_LIMIT, World
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason
 
 __all__ = ["Choice", "Offer", "Offers"]
+
+_FEW_GONE: Final = 512
+_SMALL_PART: Final = 64
+"""Of the CPU tier: so much of it may have gone before holes are looked for."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -116,7 +122,14 @@ class Offers:
             if self._backlog:
                 yield
         self._is_planning = False
-        yield from self._filling()
+        if self._have_many_gone():
+            yield from self._filling()
+
+    def _have_many_gone(self) -> bool:
+        """Whether so many copies have gone that looking for holes among them is cheap for each."""
+        world = self._world
+        capacity = world.cpu.capacity if world.cpu is not None else 0
+        return sum(map(len, world.gone_copies)) >= min(_FEW_GONE, capacity // _SMALL_PART)
 
     def _cost_of(self, blocks: int) -> int:
         """What one part takes of a slice: a transfer of its own costs as much as many blocks of a large one."""
@@ -133,20 +146,23 @@ class Offers:
         if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
-        wanted = self._find_wanted(offer, digests, slots=slots, is_chosen=is_chosen)
-        if len(wanted):
-            self._put(offer, positions=positions[wanted], slots=slots[wanted])
+        found = self._queue.sift(digests, group=offer.group, slots=slots)
+        if not found.are_wanted or np.count_nonzero(is_chosen) < len(is_chosen):
+            self._pass_by(offer, found, slots=slots, is_chosen=is_chosen)
+            wanted = found.is_wanted & is_chosen
+            positions, slots = positions[wanted], slots[wanted]
+        if len(slots):
+            self._put(offer, positions=positions, slots=slots)
         return stop - start
 
-    def _find_wanted(self, offer: Offer, digests: DigestArray, *, slots: SlotArray, is_chosen: BoolArray) -> IntArray:
-        """Which of these blocks are to be copied; why the others are not is counted. Joins copies that are made."""
-        found = self._queue.sift(digests, group=offer.group, slots=slots)
-        self._queue.join(offer.record, slots[found.is_storing & is_chosen])
+    def _pass_by(self, offer: Offer, found: Sifted, *, slots: SlotArray, is_chosen: BoolArray) -> None:
+        """Count why blocks are not copied, and join the copies that are being made."""
+        if len(storing := slots[found.is_storing & is_chosen]):
+            self._queue.join(offer.record, storing)
         self._queue.skip(np.count_nonzero(~found.is_current), DeclineReason.REQUEST_GONE)
         self._queue.skip(np.count_nonzero(found.is_cached), DeclineReason.ALREADY_CACHED)
         self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)
         self._queue.skip(np.count_nonzero(found.is_wanted & ~is_chosen), DeclineReason.SEEN_TOO_SELDOM)
-        return (found.is_wanted & is_chosen).nonzero()[0]
 
     def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
         record = offer.record
@@ -160,25 +176,35 @@ class Offers:
         self._queue.put(order)
 
     def _filling(self) -> Job:
-        """Offer every hole there is now again, a batch of evictions at a time."""
+        """Offer every hole there is now again, a slice of what was evicted at a time."""
         world = self._world
-        for _ in range(len(world.gone_copies)):
-            cpu = world.usable_cpu
-            if not world.gone_copies or cpu is None:
-                return
-            self._fill(world.gone_copies.popleft(), cpu)
-            yield
+        left = len(world.gone_copies)
+        while left > 0 and world.gone_copies and world.usable_cpu is not None:
+            before = len(world.gone_copies)
+            gone = take_joined(world.gone_copies, limit=world.slice_blocks)
+            left -= before - len(world.gone_copies)
+            self._fill(gone, world.usable_cpu)
+            if left > 0:
+                yield
 
     def _fill(self, lost: Evicted, cpu: Pool) -> None:
-        for group in np.unique(lost.groups).tolist():
-            digests = lost.keys[lost.groups == group]
-            slots = self._world.gpu.find(digests, group).slots
-            found = self._queue.sift(digests, group=group, slots=slots)
-            holes = np.flatnonzero(found.is_wanted & (self._world.gpu.pins_of(slots) > 0))
-            room = self._room_for(len(holes), cpu) if len(holes) else 0
-            self._queue.skip(len(holes) - len(holes[:room]), DeclineReason.POOL_FULL)
-            if room:
-                self._put_holes(digests[holes[:room]], group=group, slots=slots[holes[:room]])
+        for group, digests in lost.by_group():
+            on_gpu = self._world.gpu.find(digests, group)
+            if not np.count_nonzero(on_gpu.present):
+                continue
+            is_held = on_gpu.present & (self._world.gpu.pins_of(on_gpu.slots) > 0)
+            if np.count_nonzero(is_held):  # a block whose copy went, came again and went is one hole
+                held = is_held.nonzero()[0]
+                once = held[np.sort(np.unique(on_gpu.slots[held], return_index=True)[1])]
+                self._fill_some(digests[once], group=group, slots=on_gpu.slots[once], cpu=cpu)
+
+    def _fill_some(self, digests: DigestArray, *, group: int, slots: SlotArray, cpu: Pool) -> None:
+        """Copy those of these blocks that want a copy, as far as there is room at nobody's cost."""
+        holes = self._queue.sift(digests, group=group, slots=slots).is_wanted.nonzero()[0]
+        room = self._room_for(len(holes), cpu) if len(holes) else 0
+        self._queue.skip(len(holes) - len(holes[:room]), DeclineReason.POOL_FULL)
+        if room:
+            self._put_holes(digests[holes[:room]], group=group, slots=slots[holes[:room]])
 
     def _put_holes(self, digests: DigestArray, *, group: int, slots: SlotArray) -> None:
         order = StoreOrder(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from aiokv.model.ids import DigestArray, IntArray
 
-__all__ = ["NOTHING_EVICTED", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
+__all__ = ["NOTHING_EVICTED", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts", "take_joined"]
 
 GroupArray = NDArray[np.int16]
 """Group indices, shape `[n]`."""
@@ -33,6 +35,27 @@ class Evicted:
 
     def __len__(self) -> int:
         return len(self.groups)
+
+    def by_group(self) -> Iterator[tuple[int, DigestArray]]:
+        """The keys of each group that there are any of; most often all are of one."""
+        first = self.groups[:1]
+        if np.count_nonzero(self.groups == first) == len(self.groups):
+            yield from zip(first.tolist(), (self.keys,), strict=False)
+            return
+        for group in np.unique(self.groups).tolist():
+            yield group, self.keys[self.groups == group]
+
+
+def take_joined(batches: deque[Evicted], *, limit: int) -> Evicted:
+    """Take the oldest batches, one at least, and as many as have `limit` keys together, as one."""
+    taken = [batches.popleft()]
+    size = len(taken[0])
+    while batches and size + len(batches[0]) <= limit:
+        size += len(batches[0])
+        taken.append(batches.popleft())
+    if len(taken) == 1:
+        return taken[0]
+    return Evicted(np.concatenate([b.keys for b in taken]), np.concatenate([b.groups for b in taken]))
 
 
 NOTHING_EVICTED: Final = Evicted(np.empty((0, 4), np.uint64), np.empty(0, np.int16))

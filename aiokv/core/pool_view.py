@@ -129,6 +129,10 @@ class PoolView:
         """Which slots hold `keys` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.find(keys, group)
 
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
+        """Which of `slots` hold `keys[i]` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
+        return self._index.holds(slots, keys, group=group)
+
     def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""
         return self._queue.peek(n, scan_limit)

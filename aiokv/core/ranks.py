@@ -88,12 +88,14 @@ class Ranks:
         copies = _checked_copies(transfer, corrupt, outcome=outcome)
         if copies:
             _require_submitted(transfer)
-        self._forget_corrupt(transfer, copies)
+            self._forget_corrupt(transfer, copies)
         self._end(transfer, outcome)
 
     def _end(self, transfer: Transfer, outcome: Outcome) -> None:
         """Nothing is copied any more. The pins go back here, nowhere else."""
-        decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
+        decided = outcome
+        if transfer.reports:
+            decided = max((*transfer.reports.values(), outcome), key=_SEVERITY.__getitem__)
         blocks = len(transfer.bound_targets)
         transfer.advance(_EVENTS[decided])
         self.partly_reported -= bool(transfer.reports)

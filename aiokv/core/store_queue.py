@@ -10,8 +10,7 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -21,29 +20,44 @@ from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import BoolArray, DigestArray, Direction, SlotArray
+from aiokv.model.ids import BoolArray, DigestArray, Direction, IntArray, SlotArray
 from aiokv.model.plan import DeclineReason, Outcome
 
 __all__ = ["Sifted", "StoreOrder", "StoreQueue"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Sifted:
+class Sifted(NamedTuple):
     """What is known of GPU blocks that may be stored, one mask each."""
 
     is_current: BoolArray
     """Findable in this very slot."""
-    is_cached: BoolArray
-    is_storing: BoolArray
+    has_copy: BoolArray
+    store_ids: IntArray
+    """The store that reads this slot; 0 where none does."""
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether all of them are worth a copy."""
+        wanted = np.count_nonzero(self.is_current) == len(self.is_current)
+        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.store_ids)
 
     @property
     def is_wanted(self) -> BoolArray:
         """Worth a copy: findable, without one, and none is being made."""
-        return self.is_current & ~self.is_cached & ~self.is_storing
+        return self.is_current & ~self.has_copy & np.equal(self.store_ids, 0)
+
+    @property
+    def is_cached(self) -> BoolArray:
+        """Has a copy."""
+        return self.is_current & self.has_copy
+
+    @property
+    def is_storing(self) -> BoolArray:
+        """A copy is being made."""
+        return self.is_current & ~self.has_copy & np.not_equal(self.store_ids, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StoreOrder:
+class StoreOrder(NamedTuple):
     """Blocks to copy from the GPU slots `sources`, the most wanted first.
 
     `owner` is the lease that asks for them: if it leaves before they are submitted, and nobody has joined, they are
@@ -57,6 +71,10 @@ class StoreOrder:
     after: object = None
     use: SourceUse = SourceUse.USED
 
+    def select(self, which: slice | BoolArray) -> StoreOrder:
+        """Some of its blocks, in the order of `which`."""
+        return self._replace(blocks=self.blocks.select(which), sources=self.sources[which])
+
 
 @final
 class StoreQueue:
@@ -69,19 +87,22 @@ class StoreQueue:
 
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
-        world = self._world
-        on_gpu = world.gpu.find(digests, group)
-        is_cached = np.zeros(len(slots), np.bool_)
-        if world.cpu is not None:
-            on_cpu = world.cpu.find(digests, group)
-            world.cpu.touch(on_cpu.slots[on_cpu.present][::-1])
-            is_cached = on_cpu.present
-        is_current = on_gpu.present & (on_gpu.slots == slots)
         return Sifted(
-            is_current=is_current,
-            is_cached=is_cached & is_current,
-            is_storing=(world.inflight.storing_ids(slots) != 0) & is_current & ~is_cached,
+            is_current=self._world.gpu.holds(slots, digests, group=group),
+            has_copy=self._touch_copies(digests, group=group),
+            store_ids=self._world.inflight.storing_ids(slots),
         )
+
+    def _touch_copies(self, digests: DigestArray, *, group: int) -> BoolArray:
+        """Which blocks have a copy; it is recent now."""
+        cpu = self._world.cpu
+        if cpu is None:
+            return np.zeros(len(digests), np.bool_)
+        found = cpu.find(digests, group)
+        copies = found.slots[found.present]
+        if len(copies):
+            cpu.touch(copies[::-1])
+        return found.present
 
     def hashed(self, digests: DigestArray, *, group: int, slots: SlotArray) -> HashedBlocks:
         """The names of blocks in GPU slots, whoever computed them."""
@@ -90,17 +111,19 @@ class StoreQueue:
     def put(self, order: StoreOrder) -> None:
         """Reserve CPU slots for as many blocks as fit, the most wanted first, and queue their copies."""
         world = self._world
-        may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
-        blocks, sources = order.blocks.select(may_pin), order.sources[may_pin]
-        self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
-        targets = world.reserve_cpu(len(sources))
-        self.skip(len(sources) - len(targets), DeclineReason.POOL_FULL)
+        if len(order.sources) > world.gpu.available:
+            may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
+            self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
+            order = order.select(may_pin)
+        targets = world.reserve_cpu(len(order.sources))
+        if len(targets) < len(order.sources):
+            self.skip(len(order.sources) - len(targets), DeclineReason.POOL_FULL)
+            order = order.select(slice(0, len(targets)))
         if not len(targets):
             return
-        which = slice(0, len(targets))
         if order.use is SourceUse.COLD:  # the tail of a prefix is evicted first; a transfer begins with its head
-            which = slice(len(targets) - 1, None, -1)
-        self._queue(order, blocks=blocks.select(which), sources=sources[which], targets=targets)
+            order = order.select(slice(None, None, -1))
+        self._queue(order, targets)
 
     def join(self, record: LeaseRecord, slots: SlotArray) -> None:
         """A lease wants the copies that are being made of these GPU slots, whoever began them.
@@ -126,14 +149,14 @@ class StoreQueue:
         """So many blocks are not stored, for this reason."""
         self._world.counters.store_skipped_blocks[reason] += int(blocks)
 
-    def _queue(self, order: StoreOrder, *, blocks: BlockNames, sources: SlotArray, targets: SlotArray) -> None:
+    def _queue(self, order: StoreOrder, targets: SlotArray) -> None:
         world = self._world
-        world.gpu.pin(sources)
+        world.gpu.pin(order.sources)
         transfer = Transfer(
             transfer_id=world.inflight.next_id(),
             direction=Direction.STORE,
-            names=blocks,
-            sources=sources,
+            names=order.blocks,
+            sources=order.sources,
             targets=targets,
             owner=order.owner,
             epochs=order.epochs,

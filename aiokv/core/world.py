@@ -208,9 +208,10 @@ class World:
             return np.zeros(len(slots), np.bool_)
         digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
         is_new = pool.register(slots, digests, blocks.group)
-        if tier is Tier.GPU:
+        if self.hints.live and tier is Tier.GPU:
             self.hints.forget_hits(slots[is_new])
-        self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
+        if self.events.is_on:
+            self.events.stored(tier, slots[is_new], blocks=blocks.select(is_new))
         if self.hints.wanted:
             self.hints.note_arrivals(tier, digests[is_new], group=blocks.group)
         return is_new
@@ -282,9 +283,9 @@ class World:
         """How many GPU slots can be claimed once a holder of `slots` lets go: nobody else pins them, none is lost."""
         return int(np.count_nonzero((self.gpu.pins_of(slots) == 1) & ~self.are_lost(slots)))
 
-    def may_register(self, record: LeaseRecord) -> bool:
+    def may_register(self, holder: LeaseRecord | Transfer) -> bool:
         """A lease from before a reset of the GPU tier registers nothing (invariant 4)."""
-        return record.epochs.gpu == self.gpu.epoch
+        return holder.epochs.gpu == self.gpu.epoch
 
     def may_copy(self, holder: LeaseRecord | Transfer) -> bool:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""

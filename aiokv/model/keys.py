@@ -20,7 +20,6 @@ cheaper than a new hash object per block; the bound keeps the price of resuming 
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import struct
 from bisect import bisect_left
@@ -208,7 +207,7 @@ class BlockKeys:
 
     def copy(self) -> BlockKeys:
         """An independent twin: same tokens, digests computed so far, media and root. Takes constant time."""
-        return copy.copy(self)
+        return self.__copy__()
 
     def __copy__(self) -> BlockKeys:
         twin = object.__new__(BlockKeys)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokv.core.index import SlotIndex
+from aiokv.core.index_places import AT_ONCE, choose_places
 from aiokv.errors import UsageError
 from aiokv.model.ids import DigestArray, IntArray
 
@@ -36,6 +37,8 @@ def assert_holds(index: SlotIndex, expected: dict[tuple[int, bytes], int], unive
         found = index.find(universe, group)
         answer = [slot if present else None for slot, present in zip(found.slots.tolist(), found.present, strict=True)]
         assert answer == [expected.get((group, key.tobytes())) for key in universe]
+        assert (index.holds(found.slots, universe, group=group) == found.present).all()
+        assert not index.holds(found.slots, np.roll(universe, 1, axis=0), group=group)[found.present].any()
     assert len(index) == len(expected)
     assert index.check_invariants() == []
 
@@ -209,6 +212,23 @@ def test_random_churn_at_capacity_leaves_the_stash_all_but_empty() -> None:
         assert index.insert(slots, keys[slots], group=0).all()
     assert index.stash_size <= 2
     assert index.find(keys, 0).slots.tolist() == list(range(4900))
+
+
+def test_a_place_is_the_first_empty_way_of_the_emptiest_bucket() -> None:
+    patterns = np.arange(1 << 16)
+    is_empty = (patterns[:, None] >> np.arange(16)) & 1
+    held = np.where(is_empty, 0, 7).astype(np.uint16).view(np.uint64)
+    buckets = np.tile(np.arange(10, 14), (len(patterns), 1))
+    tags = np.tile(np.arange(20, 24, dtype=np.uint64), (len(patterns), 1))
+    for start in range(0, len(patterns), AT_ONCE):
+        part = slice(start, start + AT_ONCE)
+        places = choose_places(buckets[part], tags[part], held=held[part])
+        assert places.empty.tolist() == patterns[part].tolist()
+        for row, (entry, tag) in enumerate(zip(places.entries.tolist(), places.tags.tolist(), strict=True)):
+            room = is_empty[start + row].reshape(4, 4)
+            if room.any():
+                bucket = int(room.sum(axis=1).argmax())
+                assert (entry, tag) == (4 * (10 + bucket) + int(room[bucket].argmax()), 20 + bucket)
 
 
 UNIVERSE = np.concatenate([random_keys(12), colliding_keys(24), colliding_keys(8, buckets=(7, 7, 7, 7))])

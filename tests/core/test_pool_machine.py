@@ -334,6 +334,9 @@ class PoolMachine(RuleBasedStateMachine):
             found = self.pool.find(KEYS, group)
             answer = [s if there else None for s, there in zip(found.slots.tolist(), found.present, strict=True)]
             assert answer == [self.model.slot_of((group, row)) for row in range(len(KEYS))]
+            for slot in self.model.slots:
+                held = self.pool.holds(array([slot] * len(KEYS)), KEYS, group=group)
+                assert held.tolist() == [there == slot for there in answer]
         assert self.pool.fingerprint() == before
 
     @invariant()

@@ -11,7 +11,7 @@ from aiokv.core.sightings import Sightings
 from aiokv.core.store_policy import StoreSettings
 from aiokv.errors import ConfigError
 from aiokv.model.events import BlockStored
-from aiokv.model.ids import DigestArray, Tier
+from aiokv.model.ids import DigestArray, Direction, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeclineReason, Outcome, StorePolicy
 from aiokv.model.spec import FullAttention, SlidingWindow
@@ -384,6 +384,46 @@ def test_a_hole_is_offered_again_at_finish(policy: StorePolicy) -> None:
     h.finish(record)
     h.end_all()
     assert h.letters(0)[:4] == "bbbb"
+    h.tear_down()
+
+
+def test_few_holes_of_a_large_tier_wait_for_more_or_for_an_end() -> None:
+    """Of 256 slots the copies of four blocks have to go before an offer looks for holes."""
+    h = host(StorePolicy.EAGER, gpu=30, cpu=256)
+    record = compute(h, 0, 25)
+    h.end_all()
+    h.evict(0, [1, 2, 3], tier=CPU)
+    serve(h, 1, 9)
+    assert h.letters(0)[:6] == "bbbbbb", "a request that ends looks for all of them"
+    h.evict(0, [1, 2, 3], tier=CPU)
+    other = compute(h, 1, 13)
+    h.end_all()
+    assert h.letters(0)[:6] == "bgggbb"
+    h.evict(0, [5], tier=CPU)
+    third = compute(h, 1, 17)
+    h.end_all()
+    assert h.letters(0)[:6] == "bbbbbb"
+    for lease in (record, other, third):
+        h.finish(lease)
+    h.tear_down()
+
+
+def test_a_block_whose_copy_went_came_and_went_again_is_one_hole() -> None:
+    h = host(StorePolicy.EAGER, cpu=256)
+    record = compute(h, 0, 17)
+    h.end_all()
+    h.evict(0, [1], tier=CPU)
+    other = h.admit(0, 17)
+    h.end_all()
+    assert h.letters(0)[:4] == "bbbb", "what a request hits is offered"
+    h.evict(0, [1], tier=CPU)
+    before = h.cache.counters.submitted_blocks[Direction.STORE]
+    h.finish(record)
+    h.end_all()
+    h.check()
+    assert h.letters(0)[:4] == "bbbb"
+    assert h.cache.counters.submitted_blocks[Direction.STORE] - before == 1
+    h.release(other)
     h.tear_down()
 
 

@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, operation_commands, soak
+from aiokv.cli.bench import compare, convoy, operation_commands, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, operation_commands.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, operation_commands.register, compare.register)
 
 
 def register(app: typer.Typer) -> None:

@@ -43,18 +43,27 @@ class BenchReport:
         }
 
 
-def conclude(report: BenchReport, *, as_json: bool) -> NoReturn:
-    """Print the report and exit: 0 if there are no complaints, else 1."""
+def conclude(report: BenchReport, *, as_json: bool, table: Table | None = None) -> NoReturn:
+    """Print the report and exit: 0 if there are no complaints, else 1. People read `table` in place of the cases."""
     if as_json:
         print_json(report.as_json(), schema_version=report.schema_version)
     else:
-        _print_table(report)
+        _print_tables(report, table=table)
     for complaint in report.complaints:
         print_error(f"bench {report.benchmark}: {complaint}")
     raise typer.Exit(1 if report.complaints else 0)
 
 
-def _print_table(report: BenchReport) -> None:
+def _print_tables(report: BenchReport, *, table: Table | None) -> None:
+    console = stdout()
+    console.print(_table_of_figures(report))
+    if report.cases:
+        console.print()
+        console.print(table or _table_of(report.cases))
+    console.print("\n[bold red]not as promised[/]" if report.complaints else "\n[green]as promised[/]")
+
+
+def _table_of_figures(report: BenchReport) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("figure", no_wrap=True)
     table.add_column("value", justify="right")
@@ -64,12 +73,7 @@ def _print_table(report: BenchReport) -> None:
                 table.add_row(escape(f"{name}.{inner}"), _shown(part))
         else:
             table.add_row(escape(name), _shown(value))
-    console = stdout()
-    console.print(table)
-    if report.cases:
-        console.print()
-        console.print(_table_of(report.cases))
-    console.print("\n[bold red]not as promised[/]" if report.complaints else "\n[green]as promised[/]")
+    return table
 
 
 def _table_of(cases: tuple[Mapping[str, object], ...]) -> Table:

@@ -17,7 +17,7 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle"))
+    assert all(name in shown for name in ("convoy", "compare", "hash", "lookup", "lifecycle"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +31,7 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    runs = ("aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner", "aiokv.cli.bench.operations")
+    runs = {f"aiokv.cli.bench.{name}" for name in ("soak.runner", "convoy.runner", "compare.runner", "operations")}
     loaded = {"torch", *runs} & set(sys.modules)
     assert not loaded, loaded
 """

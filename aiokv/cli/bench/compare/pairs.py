@@ -1,0 +1,133 @@
+"""What is compared with what, and by how much ours must be faster."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiokv.cli.bench.cases import Case, Layout, Model, Operation
+
+__all__ = ["FLOORS", "Pair", "all_pairs", "floor_of"]
+
+LONG_BLOCKS: Final = 8_192
+"""From so many blocks on the floors are `FLOORS`."""
+_SHORT_BLOCKS: Final = 64
+"""From so many blocks on ours is not slower."""
+
+FLOORS: Final[Mapping[Operation, float]] = {
+    Operation.HASH: 2.5,
+    Operation.LOOKUP: 6.0,
+    Operation.RESERVE: 7.0,
+    Operation.RELEASE: 4.0,
+    Operation.STORE: 5.0,
+    Operation.LOAD: 3.0,
+}
+"""How many times as long the peer must take for a prompt of 128k tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Our case, and what the peer does meanwhile: its operation and layout, in words of its worker."""
+
+    case: Case
+    peer_operation: str
+    peer_layout: Layout
+    note: str
+    """How the two sides differ, for people; empty if they do not."""
+
+    @property
+    def floor(self) -> float | None:
+        """See `floor_of`; none where the peer's operation is not the one that the floor is meant for."""
+        is_like_for_like = self.peer_operation == self.case.operation.value
+        return floor_of(self.case.operation, blocks=self.case.blocks) if is_like_for_like else None
+
+    @property
+    def peer_case(self) -> dict[str, object]:
+        """What the peer's worker is asked to open."""
+        return {**self.own_case, "operation": self.peer_operation, "layout": self.peer_layout.value}
+
+    @property
+    def own_case(self) -> dict[str, object]:
+        """What our worker is asked to open."""
+        case = self.case
+        return {
+            "operation": case.operation.value,
+            "layout": case.layout.value,
+            "model": case.model.value,
+            "blocks": case.blocks,
+            "pool_slots": case.pool_slots,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Matching:
+    operation: Operation
+    layout: Layout
+    peer_operation: str
+    peer_layout: Layout
+    note: str = ""
+
+
+def _alike(operation: Operation, layout: Layout, *, note: str = "") -> _Matching:
+    return _Matching(operation=operation, layout=layout, peer_operation=operation.value, peer_layout=layout, note=note)
+
+
+_MATCHINGS: Final = (
+    _alike(Operation.HASH, Layout.MISS),
+    _alike(Operation.LOOKUP, Layout.GPU),
+    _alike(Operation.LOOKUP, Layout.CPU),
+    _Matching(
+        operation=Operation.LOOKUP,
+        layout=Layout.INTERLEAVED,
+        peer_operation=Operation.LOOKUP.value,
+        peer_layout=Layout.CPU,
+        note="the peer cannot use a prefix that interleaves tiers; its prompt lies in CPU memory alone",
+    ),
+    _alike(Operation.RESERVE, Layout.MISS, note="the peer registers new blocks at once, ours when they are confirmed"),
+    _Matching(
+        operation=Operation.RESERVE,
+        layout=Layout.MISS,
+        peer_operation="reserve-unregistered",
+        peer_layout=Layout.MISS,
+        note="the peer's without registering new blocks; no floor",
+    ),
+    _alike(Operation.RELEASE, Layout.GPU),
+    _alike(Operation.STORE, Layout.MISS),
+    _alike(Operation.LOAD, Layout.CPU, note="ours also evicts for the targets and registers them, the peer's does not"),
+    _Matching(
+        operation=Operation.LOAD,
+        layout=Layout.CPU,
+        peer_operation="load-whole",
+        peer_layout=Layout.CPU,
+        note="the peer's with allocation and registration of the targets; no floor",
+    ),
+)
+
+
+def all_pairs(
+    *, operations: Collection[Operation], models: Collection[Model], blocks: Collection[int], pool_slots: int
+) -> list[Pair]:
+    """Every comparison of these operations. Hashes do not depend on the model: they are compared once."""
+    return [
+        Pair(
+            case=Case(
+                operation=matching.operation, layout=matching.layout, model=model, blocks=size, pool_slots=pool_slots
+            ),
+            peer_operation=matching.peer_operation,
+            peer_layout=matching.peer_layout,
+            note=matching.note,
+        )
+        for size in blocks
+        for matching in _MATCHINGS
+        if matching.operation in operations
+        for model in models
+        if matching.operation is not Operation.HASH or model is next(iter(models))
+    ]
+
+
+def floor_of(operation: Operation, *, blocks: int) -> float | None:
+    """How many times as long the peer must take; none for prompts that nothing is promised for."""
+    if blocks >= LONG_BLOCKS:
+        return FLOORS[operation]
+    return 1.0 if blocks >= _SHORT_BLOCKS else None

@@ -1,0 +1,36 @@
+"""A comparison for people: a row per pair, and below them how the two sides of some differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from rich.table import Table
+
+from aiokv.cli.bench.compare.runner import Result
+
+__all__ = ["table_of"]
+
+
+def table_of(results: Sequence[Result]) -> Table:
+    """Medians in microseconds, and how many times as long the peer took."""
+    notes = list(dict.fromkeys(result.pair.note for result in results if result.pair.note))
+    caption = "\n".join(f"({number}) {note}" for number, note in enumerate(notes, 1))
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=caption or None, caption_justify="left")
+    for heading in ("operation", "model"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("blocks", "ours us", "peer us", "ratio", "floor"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for result in results:
+        case, floor, note = result.pair.case, result.pair.floor, result.pair.note
+        mark = f" ({notes.index(note) + 1})" if note else ""
+        table.add_row(
+            f"{case.operation.value} {case.layout.value}{mark}",
+            case.model.value,
+            f"{case.blocks:,}",
+            f"{median(result.ours_ns) / 1e3:,.1f}",
+            f"{median(result.peer_ns) / 1e3:,.1f}",
+            f"[red]{result.ratio:.2f}[/]" if result.is_too_slow else f"{result.ratio:.2f}",
+            "" if floor is None else f"{floor:g}",
+        )
+    return table

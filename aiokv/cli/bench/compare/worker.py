@@ -1,0 +1,67 @@
+"""Our side of a comparison: `python -m aiokv.cli.bench.compare.worker [CORE]`, asked in JSON lines.
+
+It speaks as `tests/bench/peer_worker.py` does. Python's garbage collector is off while an operation is timed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TextIO
+
+from aiokv.cli.bench.cases import Case, Layout, Model, Operation
+from aiokv.cli.bench.operations import Bench, open_case
+from aiokv.errors import AiokvError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str]) -> None:
+    """Answer what is asked until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever else is printed goes to stderr
+    if arguments:
+        os.sched_setaffinity(0, {int(arguments[0])})
+    gc.disable()
+    gc.freeze()
+    _answer(answers, system=f"aiokv {version('aiokv')}", python=platform.python_version())
+    bench: Bench | None = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            if wanted := question.get("open"):
+                bench = None  # the last world goes before the next one comes
+                gc.collect()
+                bench = open_case(_case_of(wanted))
+                _answer(answers, opened=True)
+            else:
+                if bench is None:
+                    raise RuntimeError("no case is open")
+                gc.collect()
+                _answer(answers, ns=[bench.run_round() for _ in range(question["rounds"])])
+        except (AiokvError, RuntimeError, MemoryError) as error:
+            _answer(answers, error=f"{type(error).__name__}: {error}")
+
+
+def _case_of(wanted: Mapping[str, object]) -> Case:
+    return Case(
+        operation=Operation(wanted["operation"]),
+        layout=Layout(wanted["layout"]),
+        model=Model(wanted["model"]),
+        blocks=int(str(wanted["blocks"])),
+        pool_slots=int(str(wanted["pool_slots"])),
+    )
+
+
+def _answer(answers: TextIO, **values: object) -> None:
+    answers.write(json.dumps(values) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
