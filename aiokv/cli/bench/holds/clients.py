@@ -24,6 +24,7 @@ T = TypeVar("T")
 _VOCABULARY: Final = 50_000
 _CHUNK_TOKENS: Final = 8192
 _PATIENCE_S: Final = 0.002
+_FIRST_LOOK_S: Final = 0.05
 
 
 @final
@@ -66,14 +67,16 @@ class Client:
             await self._evict(keys, every=1 if turn is Turn.CPU else 2)
 
     async def _evict(self, keys: BlockKeys, *, every: int) -> None:
-        """As pressure would, once the copies that are being made of them have ended."""
+        """As pressure would, once the copies that are being made of them have ended; to look for it takes long."""
+        patience = _FIRST_LOOK_S
         while True:
             found = self._kv.core.find_blocks(keys, group=0, tier=Tier.GPU).present
             found &= self._kv.core.find_blocks(keys, group=0, tier=Tier.CPU).present
             try:
                 evict(self._kv, keys, {GROUP: np.flatnonzero(found)[::every].tolist()})
             except UsageError:  # some are pinned
-                await asyncio.sleep(_PATIENCE_S)
+                await asyncio.sleep(patience)
+                patience *= 2
             else:
                 return
 
