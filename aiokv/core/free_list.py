@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 
 from aiokv.core.pool_values import AnySlots
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import StackWatch
 from aiokv.model.ids import SlotArray
 
@@ -26,7 +27,7 @@ class FreeList:
     def __init__(self, *, first: int, end: int) -> None:
         self._fresh = first
         self._end = end
-        self._returned: SlotArray = np.empty(end, np.int32)
+        self._returned: SlotArray = zeros(end, np.int32)
         self._returned_count = 0
         self.watchers: list[StackWatch] = []
         """Each is told how low the stack of returned slots has been."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.pool_values import AnySlots, GroupArray
+from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
@@ -86,9 +87,9 @@ class SlotIndex:
         self._tags: NDArray[np.uint16] = self._buckets.view(np.uint16)
         self._beside: SlotArray = np.zeros(buckets * _WAYS, np.int32)
         self._mask: NDArray[np.uint64] = np.array(buckets - 1, np.uint64)
-        self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
-        self._owner: GroupArray = np.zeros(capacity, np.int16)
-        self._entry: NDArray[np.int32] = np.empty(capacity, np.int32)
+        self._digests: DigestArray = zeros(capacity * DIGEST_WORDS, np.uint64).reshape(capacity, DIGEST_WORDS)
+        self._owner: GroupArray = zeros(capacity, np.int16)
+        self._entry: NDArray[np.int32] = zeros(capacity, np.int32)
         self._marks: dict[int, Marks] = {}
         self._stash: dict[bytes, int] = {}
         self._stash_words: NDArray[np.uint64] = np.empty(0, np.uint64)
