@@ -5,6 +5,8 @@ Duty: everything about a pool that changes nothing. Counts are O(1); only `check
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,12 +15,16 @@ from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_values import AnySlots, GroupArray, PoolCounts
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import SlotWatch
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, SlotArray, Tier
 from aiokv.model.plan import Found
 
 __all__ = ["PoolView"]
+
+_ALL_WORDS: Final = np.uint32(0x01010101)
+"""Four bools that are true, read as one number: a third of the time of `all(axis=1)`."""
 
 
 class PoolView:
@@ -41,8 +47,8 @@ class PoolView:
         self._index = EpochIndex(size)
         self._queue = EvictionQueue(size)
         self._free = FreeList(first=first_slot, end=end)
-        self._pins: NDArray[np.int32] = np.zeros(size, np.int32)
-        self._quarantined: BoolArray = np.zeros(size, np.bool_)
+        self._pins: NDArray[np.int32] = zeros(size, np.int32)
+        self._quarantined: BoolArray = zeros(size, np.bool_)
         self._quarantined_count = 0
         self._claimed = 0
         self._cursor = first_slot
@@ -123,6 +129,17 @@ class PoolView:
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.find(keys, group)
+
+    def is_held_by(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+        """Whether `slots[i]` holds `keys[i]` of `group` in this epoch: what `find` would answer, at a fourth of its
+        cost where one knows where to look.
+        """
+        same = np.equal(self._index.key_of(slots), keys)
+        held: BoolArray = same.view(np.uint32)[:, 0] == _ALL_WORDS
+        held &= self._index.group_of(slots) == group
+        if self._index.stale_count:
+            held &= ~self._index.is_stale(slots)
+        return held
 
     def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""

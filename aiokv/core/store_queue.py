@@ -70,13 +70,12 @@ class StoreQueue:
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
         world = self._world
-        on_gpu = world.gpu.find(digests, group)
+        is_current = world.gpu.is_held_by(slots, digests, group=group)
         is_cached = np.zeros(len(slots), np.bool_)
         if world.cpu is not None:
             on_cpu = world.cpu.find(digests, group)
             world.cpu.touch(on_cpu.slots[on_cpu.present][::-1])
             is_cached = on_cpu.present
-        is_current = on_gpu.present & (on_gpu.slots == slots)
         return Sifted(
             is_current=is_current,
             is_cached=is_cached & is_current,
@@ -108,7 +107,7 @@ class StoreQueue:
         A store that no lease asked for is never dropped, so there is nothing to join.
         """
         world = self._world
-        for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist():
+        for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist() if len(slots) else ():
             transfer = world.inflight.find(transfer_id)
             if transfer.waiters:
                 world.inflight.join(transfer, record.lease_id)
