@@ -88,7 +88,7 @@ class Client:
         keys = await self._await(self._kv.prepare_keys(self._tokens))
         if turn is not Turn.INTERLEAVED:
             return await self._await(self._kv.acquire(self._name, keys, reserve_tokens=reserve))
-        while isinstance(lease := self._call(self._kv.try_acquire, self._name, keys), Deferred):
+        while isinstance(lease := self._call(self._kv.try_acquire, self._name, keys), Deferred):  # noqa: ASYNC110
             await asyncio.sleep(_PATIENCE_S)
         await self._await(lease.ready())
         return lease
