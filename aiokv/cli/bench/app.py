@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, holds, soak
+from aiokv.cli.bench import convoy, footprint, holds, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, holds.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, holds.register, footprint.register)
 
 
 def register(app: typer.Typer) -> None:
