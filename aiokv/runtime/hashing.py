@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, SupportsIndex, TypedDict, TypeGuard, Unpack
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
@@ -16,6 +17,9 @@ __all__ = ["KeyOptions", "hash_in_slices", "prepare_keys"]
 
 _SLICE_TOKENS: Final = 8192
 """Tokens converted and hashed in one step: under a millisecond."""
+
+
+_Sliceable = Sequence[int] | Sequence[SupportsIndex] | NDArray[np.integer[Any]]
 
 
 class KeyOptions(TypedDict, total=False):
@@ -46,7 +50,7 @@ async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity:
     return keys
 
 
-def _has_slices(token_ids: TokenIds) -> bool:
+def _has_slices(token_ids: TokenIds) -> TypeGuard[_Sliceable]:
     """Whether parts of these token ids are token ids, without converting all of them first."""
     if isinstance(token_ids, np.ndarray):
         return token_ids.ndim == 1

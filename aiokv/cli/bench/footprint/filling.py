@@ -23,7 +23,7 @@ _VOCABULARY: Final = 50_000
 _USES: Final = 3
 """Uses per slot after which the order of eviction has been written all around its ring."""
 
-PROMPT_BLOCKS: Final = 1024
+PROMPT_BLOCKS: Final = 8192
 """Of each prompt that fills a pool; the GPU pool in front of a CPU pool has room for two."""
 
 
@@ -38,7 +38,7 @@ def new_cache(tier: Tier, *, slots: int) -> CacheState:
 def fill(cache: CacheState, tier: Tier) -> int:
     """Until every slot of the pool holds a block, and was used so often that all memory of the pool is in use.
 
-    Returns how many slots hold a block.
+    Returns how many slots held a block then: each use computes the last block of its prompt anew.
     """
     source = np.random.default_rng(0)
     keys = _fresh_keys(source, PROMPT_BLOCKS)
@@ -47,9 +47,10 @@ def fill(cache: CacheState, tier: Tier) -> int:
         _serve(cache, keys)
         if cache.pools()[tier].free == left:
             raise AiokvError(f"the {tier.value} pool takes nothing any more, {left} slots are free")
-    for _ in range(_USES * cache.pools()[tier].resident // keys.num_blocks):
+    resident = cache.pools()[tier].resident
+    for _ in range(_USES * resident // keys.num_blocks):
         _serve(cache, keys)
-    return cache.pools()[tier].resident
+    return resident
 
 
 def _fresh_keys(source: np.random.Generator, blocks: int) -> BlockKeys:
