@@ -341,9 +341,9 @@ def test_looking_where_a_key_is_known_to_lie_answers_as_find_does(is_stale: bool
     if is_stale:
         pool.bump_epoch()
     second = fill(pool, KEYS[20:40], group=1)
-    slots: SlotArray = np.append(first, second)
+    slots = array(*first.tolist(), *second.tolist())
     keys = KEYS[:40]
-    shifted: SlotArray = np.roll(slots, 1)
+    shifted = array(*np.roll(slots, 1).tolist())
     for group in (0, 1):
         found = pool.find(keys, group)
         for asked in (slots, shifted):
