@@ -6,12 +6,18 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, footprint, holds, soak
+from aiokv.cli.bench import convoy, footprint, holds, operation_commands, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, holds.register, footprint.register)
+_BENCHMARKS: Final = (
+    soak.register,
+    convoy.register,
+    operation_commands.register,
+    holds.register,
+    footprint.register,
+)
 
 
 def register(app: typer.Typer) -> None:
