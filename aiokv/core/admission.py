@@ -106,6 +106,10 @@ class Admission:
         while record.claims:
             self.name_some(record, limit=self._world.slice_blocks)
 
+    def is_long_to_release(self, record: LeaseRecord) -> bool:
+        """Whether the release of a lease should be a slice of its own. With unfinished loads it leaves at once."""
+        return record.state is LeaseState.READY and sum(map(len, record.tables)) > self._world.slice_blocks
+
     def release(self, record: LeaseRecord, *, how: Closing) -> None:
         """Drop every pin and claim of a lease.
 

@@ -219,6 +219,11 @@ class CacheState:
         self._admission.finish_naming(record)
         return record.tables[group].view(start)
 
+    def name_slice(self, record: LeaseRecord) -> bool:
+        """Name some of the claims of a lease, one slice, before other work; True while some are left."""
+        self._admission.name_some(record, limit=self._world.slice_blocks)
+        return len(record.claims) > 0
+
     def state_slots(self, record: LeaseRecord, *, group: int) -> TableArray:
         """A recurrent group's working slot and the one for the next captured state (0: none left)."""
         record.check_open()
@@ -339,4 +344,6 @@ class CacheState:
     def _finishing(self, record: LeaseRecord, how: Closing) -> Job:
         yield from self._confirms.registration(record)
         yield from self._stores.flush(record)
+        if self._admission.is_long_to_release(record):
+            yield
         self.release(record, how=how)

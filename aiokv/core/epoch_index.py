@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.index import SlotIndex
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
+from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 
@@ -32,7 +33,7 @@ class EpochIndex:
     def __init__(self, capacity: int) -> None:
         """`capacity` is one more than the largest slot."""
         self._index = SlotIndex(capacity)
-        self._slot_epoch: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self._slot_epoch: NDArray[np.int32] = zeros(capacity, np.int32)
         self._epoch = 0
         self._stale = 0
 

@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import StackWatch
 from aiokv.model.ids import IntArray, SlotArray, TableArray
 
@@ -25,7 +26,7 @@ class FreeList:
     def __init__(self, *, first: int, end: int) -> None:
         self._fresh = first
         self._end = end
-        self._returned: TableArray = np.empty(end, np.int32)
+        self._returned: TableArray = zeros(end, np.int32)
         self._returned_count = 0
         self.count = end - first
         """How many slots are free: read it, never write."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.slot_counts import HeldSlots, SlotCounts, SlotTimes, count_repeats
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import ChangedHolders
 from aiokv.model.ids import DigestArray, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -116,7 +117,7 @@ class HintTable:
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._next_id = 1
         self._clock = 0
-        self._hit_at: IntArray = np.zeros(gpu_slots, np.int64)
+        self._hit_at: IntArray = zeros(gpu_slots, np.int64)
         self.live: dict[int, HintRecord] = {}
         """By id, those whose owner spoke last at the end."""
         self.cleared: dict[int, HintRecord] = {}

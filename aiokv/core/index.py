@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
 from aiokv.core.pool_values import GroupArray
+from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
 from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray, TableArray
 from aiokv.model.plan import Found
@@ -79,10 +80,10 @@ class SlotIndex:
         self._tags: NDArray[np.uint16] = self._buckets.view(np.uint16)
         self._beside: TableArray = np.zeros(buckets * WAYS, np.int32)
         self._mask: NDArray[np.uint64] = np.array(buckets - 1, np.uint64)
-        self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
+        self._digests: DigestArray = zeros(capacity * DIGEST_WORDS, np.uint64).reshape(capacity, DIGEST_WORDS)
         self._rows = self._digests.view(_DIGEST)[:, 0]  # one 32-byte item a row: numpy scatters rows of words slowly
-        self._owner: GroupArray = np.zeros(capacity, np.int16)
-        self._entry: NDArray[np.int32] = np.empty(capacity, np.int32)
+        self._owner: GroupArray = zeros(capacity, np.int16)
+        self._entry: NDArray[np.int32] = zeros(capacity, np.int32)
         self._marks: dict[int, Marks] = {}
         self._stash: dict[bytes, int] = {}
         self._stash_words: NDArray[np.uint64] = np.empty(0, np.uint64)

@@ -25,6 +25,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray, Tier
@@ -168,10 +169,10 @@ class InflightTable:
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._transfers: dict[int, Transfer] = {}
         self._next_id = 1
-        self._loading_id = np.zeros(cpu_slots, np.int64)
-        self._loading_target = np.zeros(cpu_slots, np.int32)
-        self._storing_id = np.zeros(gpu_slots, np.int64)
-        self._was_used = np.zeros(gpu_slots, np.bool_)
+        self._loading_id = zeros(cpu_slots, np.int64)
+        self._loading_target = zeros(cpu_slots, np.int32)
+        self._storing_id = zeros(gpu_slots, np.int64)
+        self._was_used = zeros(gpu_slots, np.bool_)
         self.cold_blocks = 0
         """Open copies whose sources were next to be evicted when they were planned."""
         self.watchers: list[ChangedHolders] = []

@@ -174,11 +174,8 @@ class LeaseRecord:
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
         self.tables = [BlockTable(group.positions, owner=lease_id, watchers=watchers) for group in groups]
-        self.state_slots = {
-            index: BlockTable(group.states, owner=lease_id, watchers=watchers)
-            for index, group in enumerate(groups)
-            if group.states
-        }
+        sizes = [(index, group.states) for index, group in enumerate(groups) if group.states]
+        self.state_slots = {index: BlockTable(size, owner=lease_id, watchers=watchers) for index, size in sizes}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
         self.capacity_tokens = [group.capacity_tokens for group in groups]

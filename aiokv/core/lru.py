@@ -38,6 +38,7 @@ from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, IntArray, SlotArray, TableArray
 
@@ -61,8 +62,8 @@ class EvictionQueue:
             raise UsageError(f"an eviction queue needs at least one slot, not {capacity}")
         self._capacity = capacity
         self._size = 3 * capacity
-        self._ring: TableArray = np.empty(self._size, dtype=np.int32)
-        self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
+        self._ring: TableArray = zeros(self._size, np.int32)
+        self._seat: IntArray = zeros(capacity, np.int64)
         self._head = _FIRST
         self._tail = _FIRST
         self.count = 0

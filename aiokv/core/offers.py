@@ -102,7 +102,7 @@ class Offers:
         for offer in mine:
             while offer.planned < len(offer.positions):
                 budget -= self._cost_of(self._plan_part(offer, limit=budget))
-                if budget <= 0:
+                if not self._is_worth_a_part(budget):
                     yield
                     budget = self._world.slice_blocks
         yield from self._filling()
@@ -114,7 +114,7 @@ class Offers:
     def _planning(self) -> Job:
         while self._backlog:
             budget = self._world.slice_blocks
-            while self._backlog and budget > 0:
+            while self._backlog and self._is_worth_a_part(budget):
                 offer = self._backlog[0]
                 budget -= self._cost_of(self._plan_part(offer, limit=budget))
                 if offer.planned == len(offer.positions):
@@ -132,8 +132,12 @@ class Offers:
         return sum(map(len, world.gone_copies)) >= min(_FEW_GONE, capacity // _SMALL_PART)
 
     def _cost_of(self, blocks: int) -> int:
-        """What one part takes of a slice: a transfer of its own costs as much as many blocks of a large one."""
-        return max(blocks, self._world.slice_blocks // SLICE_PARTS)
+        """What one part takes of a slice: a transfer of its own costs as much before its first block as many blocks."""
+        return max(blocks + self._world.slice_blocks // SLICE_PARTS - 1, 1)
+
+    def _is_worth_a_part(self, budget: int) -> bool:
+        """Whether what is left of a slice is enough for one more transfer, and not for the crumbs of one."""
+        return budget > 0 and budget >= self._world.slice_blocks // SLICE_PARTS
 
     def _plan_part(self, offer: Offer, *, limit: int) -> int:
         """Consider up to `limit` blocks of an offer; returns how many."""

@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
 
 __all__ = ["OriginTable", "Origins"]
@@ -90,10 +91,10 @@ class OriginTable:
         )
 
     def _allocate(self, slots: int) -> None:
-        self._rounds: NDArray[np.int32] = np.zeros(slots, np.int32)
-        self._is_first: BoolArray = np.zeros(slots, np.bool_)
-        self._parents: DigestArray = np.zeros((slots, DIGEST_WORDS), np.uint64)
-        self._tokens: NDArray[np.int32] = np.zeros((slots, self._block_tokens), np.int32)
+        self._rounds: NDArray[np.int32] = zeros(slots, np.int32)
+        self._is_first: BoolArray = zeros(slots, np.bool_)
+        self._parents: DigestArray = zeros(slots * DIGEST_WORDS, np.uint64).reshape(slots, DIGEST_WORDS)
+        self._tokens: NDArray[np.int32] = zeros(slots * self._block_tokens, np.int32).reshape(slots, self._block_tokens)
 
 
 def _unknown(count: int) -> Origins:

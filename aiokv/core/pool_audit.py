@@ -30,7 +30,7 @@ from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
 __all__ = ["CHANGES_PER_COST", "VISIT_COST", "PoolAudit"]
 
-VISIT_COST: Final = 64
+VISIT_COST: Final = 256
 """What it costs to visit a holder, beside the slots it holds: as much as looking at so many slots."""
 CHANGES_PER_COST: Final = 12
 """So many slots that a holder has no longer, or has now, cost as much as looking at one slot."""

@@ -13,6 +13,7 @@ from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_values import GroupArray, PoolCounts
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import SlotWatch
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, SlotArray, Tier
@@ -41,8 +42,8 @@ class PoolView:
         self._index = EpochIndex(size)
         self._queue = EvictionQueue(size)
         self._free = FreeList(first=first_slot, end=end)
-        self._pins: NDArray[np.int32] = np.zeros(size, np.int32)
-        self._quarantined: BoolArray = np.zeros(size, np.bool_)
+        self._pins: NDArray[np.int32] = zeros(size, np.int32)
+        self._quarantined: BoolArray = zeros(size, np.bool_)
         self._quarantined_count = 0
         self._claimed = 0
         self._cursor = first_slot

@@ -16,7 +16,7 @@ SLICE_BLOCKS: Final = 1024
 """Blocks handled in one slice: about 0.4 ms of the loop's thread."""
 
 SLICE_PARTS: Final = 4
-"""Transfers planned in one slice, however small: each takes 0.1 to 0.3 ms, most of it before the first block."""
+"""Transfers planned or ended in one slice, however small: each takes 0.1 to 0.3 ms before the first block."""
 
 Job = Generator[None, None, None]
 

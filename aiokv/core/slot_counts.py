@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from typing import Final, final
 
 import numpy as np
+import numpy.ma  # what `np.unique` imports at its first call, 20 ms in one hold
 from numpy.typing import NDArray
 
+from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import IntArray, SlotArray, TableArray
 
 __all__ = ["HeldSlots", "SlotCounts", "SlotTimes", "count_repeats"]
@@ -43,9 +45,9 @@ class HeldSlots:
     __slots__ = ("_count", "_size", "_slots", "_where")
 
     def __init__(self, end: int) -> None:
-        self._count: SlotTimes = np.zeros(end, np.int32)
-        self._where: SlotTimes = np.zeros(end, np.int32)
-        self._slots: SlotArray = np.empty(end, np.int32)
+        self._count: SlotTimes = zeros(end, np.int32)
+        self._where: SlotTimes = zeros(end, np.int32)
+        self._slots: SlotArray = zeros(end, np.int32)
         self._size = 0
 
     def __len__(self) -> int:

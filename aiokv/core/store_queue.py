@@ -131,7 +131,7 @@ class StoreQueue:
         A store that no lease asked for is never dropped, so there is nothing to join.
         """
         world = self._world
-        for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist():
+        for transfer_id in np.unique(world.inflight.storing_ids(slots)).tolist() if len(slots) else ():
             transfer = world.inflight.find(transfer_id)
             if transfer.waiters:
                 world.inflight.join(transfer, record.lease_id)

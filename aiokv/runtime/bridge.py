@@ -5,7 +5,8 @@ flight cost what two do. The first look comes when the head is expected to be do
 millisecond, then at doubling intervals up to 2 ms. With nothing in flight no timer is set. A backend that rings the
 doorbell is not polled.
 
-Rules: a tick ends at most `TICK_COMPLETIONS` events, then lets the loop turn; it never waits.
+Rules: a tick ends one event, and more as long as they are at most `TICK_COMPLETIONS` and of `TICK_BLOCKS` blocks
+together, then lets the loop turn; it never waits.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from aiokv.backends.base import DeviceEvent, EventStatus, WakeMode
+from aiokv.core.slices import SLICE_BLOCKS
 from aiokv.model.ids import Direction
 from aiokv.observe.stats import Polls, Stats
 from aiokv.runtime.timers import make_timer
 
-__all__ = ["TICK_COMPLETIONS", "Bridge", "Watched"]
+__all__ = ["TICK_BLOCKS", "TICK_COMPLETIONS", "Bridge", "Watched"]
 
 TICK_COMPLETIONS: Final = 4
 """The end of one transfer takes 0.1 to 0.3 ms of the loop's thread, however small it is: its slots change hands."""
+TICK_BLOCKS: Final = SLICE_BLOCKS
+"""And that of many blocks as long as a slice: what is larger goes on in slices by itself."""
 _STEP_S: Final = 100e-6
 _FAST_STEPS: Final = 10
 _LONGEST_STEP_S: Final = 2e-3
@@ -44,6 +48,14 @@ class Watched:
     event: DeviceEvent
     expected_s: float
     on_end: Callable[[EventStatus, str], None]
+    num_blocks: int = 1
+
+
+class _Look(NamedTuple):
+    """How many events have ended, and whether the tick was full before all heads were asked."""
+
+    ended: int
+    is_full: bool
 
 
 @final
@@ -110,7 +122,7 @@ class Bridge:
 
     def poll(self) -> bool:
         """Ask the heads now, without the loop; True if anything ended. For closing after the loop has gone."""
-        return self._end_heads(limit=self.in_flight) > 0
+        return self._end_heads(budget=math.inf).ended > 0
 
     def close(self) -> None:
         """Stop looking, whoever rings. Events still in flight stay where they are."""
@@ -125,11 +137,11 @@ class Bridge:
         self._alarm_at = math.inf
         if self._is_paused:
             return
-        ended = self._end_heads(limit=TICK_COMPLETIONS)
+        ended, is_full = self._end_heads(budget=TICK_BLOCKS)
         self._stats.polls[Polls.PROGRESS if ended else Polls.EMPTY] += 1
         if not self.in_flight or self._is_paused:
             return
-        if ended == TICK_COMPLETIONS:
+        if is_full:
             self.ring()
         elif ended:
             self._misses = 0
@@ -138,20 +150,24 @@ class Bridge:
             self._misses += 1
             self._arm(self._next_delay())
 
-    def _end_heads(self, *, limit: int) -> int:
-        """How many have ended, at most `limit`. The first that did not end well is the last, and counts for all that is
-        left: those who wait for it plan again, which takes as long as many ends.
+    def _end_heads(self, *, budget: float) -> _Look:
+        """End heads until the next one would cost more blocks than are left. The first that did not end well is the
+        last: those who wait for it plan again, which takes as long as many ends.
         """
         ended = 0
         for stream in self._streams.values():
-            while stream and ended < limit:
+            while stream:
+                cost = _cost_of(stream[0])
+                if ended and cost > budget:
+                    return _Look(ended, is_full=True)
                 status, detail = _ask(stream[0].event)
                 if status is EventStatus.PENDING:
                     break
                 watched = stream.popleft()
-                ended += 1 if status is EventStatus.DONE else limit - ended
+                ended += 1
+                budget = budget - cost if status is EventStatus.DONE else 0.0
                 watched.on_end(status, detail)
-        return ended
+        return _Look(ended, is_full=False)
 
     def _first_delay(self) -> float:
         """Until one of the heads is expected to be done."""
@@ -189,6 +205,11 @@ def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
         return status, "" if status is EventStatus.PENDING else event.detail()
     except Exception as error:
         return EventStatus.LOST, f"its event could not be asked: {error!r}"
+
+
+def _cost_of(watched: Watched) -> int:
+    """In blocks, what the end of a batch takes of a tick."""
+    return min(watched.num_blocks + TICK_BLOCKS // TICK_COMPLETIONS - 1, TICK_BLOCKS)
 
 
 def _clamped(expected_s: float) -> float:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, SupportsIndex, TypedDict, TypeGuard, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
 
 from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys, MediaSpan
@@ -14,6 +17,9 @@ __all__ = ["KeyOptions", "hash_in_slices", "prepare_keys"]
 
 _SLICE_TOKENS: Final = 8192
 """Tokens converted and hashed in one step: under a millisecond."""
+
+
+_Sliceable = Sequence[int] | Sequence[SupportsIndex] | NDArray[np.integer[Any]]
 
 
 class KeyOptions(TypedDict, total=False):
@@ -29,7 +35,7 @@ class KeyOptions(TypedDict, total=False):
 
 async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity: Unpack[KeyOptions]) -> BlockKeys:
     """Keys of a prompt, converted and hashed in slices so that the loop turns in between (law 8)."""
-    if not isinstance(token_ids, Sequence) or isinstance(token_ids, str | bytes):
+    if not _has_slices(token_ids):
         keys = BlockKeys(token_ids, hash_block_size=hash_block_size, **identity)
         await hash_in_slices(keys)
         return keys
@@ -39,7 +45,16 @@ async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity:
             await asyncio.sleep(0)
         _append(keys, token_ids[start : start + _SLICE_TOKENS], whole=token_ids)
         await hash_in_slices(keys)
+    if len(token_ids) > _SLICE_TOKENS:
+        await asyncio.sleep(0)
     return keys
+
+
+def _has_slices(token_ids: TokenIds) -> TypeGuard[_Sliceable]:
+    """Whether parts of these token ids are token ids, without converting all of them first."""
+    if isinstance(token_ids, np.ndarray):
+        return token_ids.ndim == 1
+    return isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes)
 
 
 def _append(keys: BlockKeys, part: TokenIds, *, whole: TokenIds) -> None:
@@ -51,6 +66,10 @@ def _append(keys: BlockKeys, part: TokenIds, *, whole: TokenIds) -> None:
 
 
 async def hash_in_slices(keys: BlockKeys) -> None:
-    """Hash what is missing, a slice a turn."""
-    while keys.hash_more(max(_SLICE_TOKENS // keys.hash_block_size, 1)):  # noqa: ASYNC110  # a slice a turn
+    """Hash what is missing, a slice a turn; what the caller does next is not in the turn of the last of many slices."""
+    limit = max(_SLICE_TOKENS // keys.hash_block_size, 1)
+    is_long = keys.num_blocks - keys.num_hashed > limit
+    while keys.hash_more(limit):  # noqa: ASYNC110  # a slice a turn
+        await asyncio.sleep(0)
+    if is_long:
         await asyncio.sleep(0)

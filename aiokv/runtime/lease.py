@@ -24,6 +24,7 @@ from aiokv.model.tokens import TokenIds
 from aiokv.runtime.arguments import check_name, check_whole
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import Entry
+from aiokv.runtime.naming import name_in_slices
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.waiting import Rank, stand_in_line
@@ -243,7 +244,10 @@ class Lease:
         await self.wait_ready(self._deadline(timeout))
 
     async def wait_ready(self, deadline: Deadline) -> None:
-        """Like `ready`, by a deadline that other waits share. `LeaseReleased` if the lease is closed meanwhile."""
+        """Like `ready`, by a deadline that other waits share. `LeaseReleased` if the lease is closed meanwhile.
+
+        Then all its slots have names: whoever reads a table next holds the loop no longer than that takes.
+        """
         if self.state not in (LeaseState.READY, LeaseState.RELEASED):
             future: asyncio.Future[None] = self._offloader.loop.create_future()
             resolve = partial(_resolve, future)
@@ -252,6 +256,8 @@ class Lease:
                 await deadline.wait(future)
             finally:
                 self._offloader.forget(self._record, resolve)
+        self._check_open()
+        await name_in_slices(self._offloader, self._record)
         self._check_open()
 
     def add_done_callback(self, callback: Callable[[Lease], Any]) -> None:

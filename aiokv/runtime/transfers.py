@@ -215,7 +215,8 @@ class TransferRunner:
         def on_end(status: EventStatus, detail: str) -> None:
             self._end_locally(running, event=event, status=status, detail=detail)
 
-        self._bridge.watch(transfer.direction, Watched(event=event, expected_s=expected, on_end=on_end))
+        watched = Watched(event=event, expected_s=expected, on_end=on_end, num_blocks=len(transfer))
+        self._bridge.watch(transfer.direction, watched)
         self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
 
     def _end_refused(self, transfer: Transfer, error: Exception) -> None:

@@ -332,3 +332,22 @@ def test_equal_pools_print_equal() -> None:
 def test_an_impossible_pool_is_refused(capacity: int, first_slot: int) -> None:
     with pytest.raises(UsageError):
         Pool(Tier.CPU, capacity=capacity, first_slot=first_slot)
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_looking_where_a_key_is_known_to_lie_answers_as_find_does(is_stale: bool) -> None:  # noqa: FBT001
+    pool = Pool(Tier.CPU, capacity=64)
+    first = fill(pool, KEYS[:20], group=0)
+    if is_stale:
+        pool.bump_epoch()
+    second = fill(pool, KEYS[20:40], group=1)
+    slots = array(*first.tolist(), *second.tolist())
+    keys = KEYS[:40]
+    shifted = array(*np.roll(slots, 1).tolist())
+    for group in (0, 1):
+        found = pool.find(keys, group)
+        for asked in (slots, shifted):
+            expected = found.present & (found.slots == asked)
+            assert np.array_equal(pool.holds(asked, keys, group=group), expected)
+    assert np.count_nonzero(pool.holds(slots, keys, group=0)) == (0 if is_stale else 20)
+    assert not len(pool.holds(slots[:0], keys[:0], group=0))

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiokv.backends.base import EventStatus, WakeMode
 from aiokv.model.ids import Direction
 from aiokv.observe.stats import Polls, Stats
-from aiokv.runtime.bridge import TICK_COMPLETIONS, Bridge, Watched
+from aiokv.runtime.bridge import TICK_BLOCKS, TICK_COMPLETIONS, Bridge, Watched
 from tests.runtime.support import turns, until
 
 IDLE_S = 0.05
@@ -53,6 +53,7 @@ class Scene:
         *,
         direction: Direction = Direction.LOAD,
         expected_s: float = 0.0,
+        num_blocks: int = 1,
     ) -> ScriptedEvent:
         watched = event or ScriptedEvent()
         self.bridge.watch(
@@ -61,6 +62,7 @@ class Scene:
                 event=watched,
                 expected_s=expected_s,
                 on_end=lambda status, detail: self.ended.append((watched, status, detail)),
+                num_blocks=num_blocks,
             ),
         )
         return watched
@@ -182,6 +184,21 @@ async def test_a_tick_ends_a_bounded_number_and_lets_the_loop_turn(scene: Scene)
         await asyncio.sleep(0)
         per_turn.append(len(scene.ended) - before)
     assert max(per_turn) <= TICK_COMPLETIONS
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "at_once"), [(TICK_BLOCKS // 2, 1), (TICK_BLOCKS // 4, 2), (100 * TICK_BLOCKS, 1)]
+)
+async def test_a_tick_ends_fewer_batches_of_many_blocks(scene: Scene, num_blocks: int, at_once: int) -> None:
+    """Law 8: what the end of a batch costs grows with its blocks; one is ended whatever it costs."""
+    for _ in range(6):
+        scene.watch(ScriptedEvent(EventStatus.DONE), num_blocks=num_blocks)
+    per_turn: list[int] = []
+    while len(scene.ended) < 6:
+        before = len(scene.ended)
+        await asyncio.sleep(0)
+        per_turn.append(len(scene.ended) - before)
+    assert max(per_turn) == at_once
 
 
 async def test_a_slow_copy_of_one_stream_does_not_put_off_the_other() -> None:

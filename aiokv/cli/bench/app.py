@@ -6,12 +6,19 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import compare, convoy, operation_commands, soak
+from aiokv.cli.bench import compare, convoy, footprint, holds, operation_commands, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, operation_commands.register, compare.register)
+_BENCHMARKS: Final = (
+    soak.register,
+    convoy.register,
+    operation_commands.register,
+    holds.register,
+    footprint.register,
+    compare.register,
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -2,22 +2,23 @@
 
 A step is one synchronous public call, one stretch of a public coroutine between two suspensions, or one callback that
 the runtime left with the loop (a tick of the bridge, a slice of work, an attempt for the head of the queue). What the
-host does in between, computing and comparing bytes, is no part of it. Steps are counted in buckets that are 2 % wide,
-so that a long run needs no more memory than a short one.
+host does in between, computing and comparing bytes, is no part of it. Steps are counted by what they are, in buckets
+that are 2 % wide, so that a long run needs no more memory than a short one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar, final
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, final
 
 from aiokv import run
 
-__all__ = ["HoldMeter", "Metered", "run_metered"]
+__all__ = ["HoldMeter", "LongStep", "Metered", "Steps", "run_metered"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,22 +26,81 @@ T = TypeVar("T")
 _GROWTH: Final = 1.02
 _LEAST_S: Final = 1e-7
 _BUCKETS: Final = 1024  # up to 64 s
+_LONGEST: Final = 10
 _RUNTIME: Final = "aiokv.runtime."
+
+
+class LongStep(NamedTuple):
+    """One of the longest steps, and what it was."""
+
+    seconds: float
+    step: str
+
+
+@final
+class Steps:
+    """How long steps took."""
+
+    __slots__ = ("_counts", "count", "longest_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * _BUCKETS
+        self.count = 0
+        self.longest_s = 0.0
+
+    def note(self, seconds: float) -> None:
+        """One more step."""
+        self.count += 1
+        self.longest_s = max(self.longest_s, seconds)
+        bucket = math.ceil(math.log(max(seconds, _LEAST_S) / _LEAST_S, _GROWTH))
+        self._counts[min(bucket, _BUCKETS - 1)] += 1
+
+    def percentile_s(self, fraction: float) -> float:
+        """No more than this for `fraction` of them; 0.0 before the first."""
+        wanted, seen = math.ceil(self.count * fraction), 0
+        for bucket, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= wanted:
+                return min(_LEAST_S * _GROWTH**bucket, self.longest_s)
+        return 0.0
 
 
 @final
 class HoldMeter:
     """Times steps of one thread."""
 
-    __slots__ = ("_counts", "_excluded", "longest_s", "longest_step", "steps")
+    __slots__ = ("_all", "_excluded", "_kinds", "_longest")
 
     def __init__(self) -> None:
-        self._counts = [0] * _BUCKETS
+        self._all = Steps()
+        self._kinds: dict[str, Steps] = {}
+        self._longest: list[LongStep] = []
         self._excluded = 0.0
-        self.steps = 0
-        self.longest_s = 0.0
-        self.longest_step = ""
-        """What the longest step was."""
+
+    @property
+    def steps(self) -> int:
+        """How many were timed."""
+        return self._all.count
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of all."""
+        return self._all.longest_s
+
+    @property
+    def longest_step(self) -> str:
+        """What the longest step was; empty before the first."""
+        return self.longest[0].step if self._longest else ""
+
+    @property
+    def longest(self) -> tuple[LongStep, ...]:
+        """The ten longest, longest first."""
+        return tuple(sorted(self._longest, reverse=True))
+
+    @property
+    def kinds(self) -> Mapping[str, Steps]:
+        """Steps by what they are: the method that was called, the coroutine, the callback."""
+        return self._kinds
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call and time it."""
@@ -48,7 +108,7 @@ class HoldMeter:
         try:
             return function(*args, **kwargs)
         finally:
-            self._note(time.thread_time() - started - (self._excluded - excluded), function)
+            self._note(time.thread_time() - started - (self._excluded - excluded), _name_of(function))
 
     def exclude(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call it as a part of some step, whose time it does not count to."""
@@ -64,12 +124,7 @@ class HoldMeter:
 
     def percentile_s(self, fraction: float) -> float:
         """No more than this for `fraction` of all steps; 0.0 before the first."""
-        wanted, seen = math.ceil(self.steps * fraction), 0
-        for bucket, count in enumerate(self._counts):
-            seen += count
-            if count and seen >= wanted:
-                return min(_LEAST_S * _GROWTH**bucket, self.longest_s)
-        return 0.0
+        return self._all.percentile_s(fraction)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Time what the runtime asks this loop to call."""
@@ -86,15 +141,27 @@ class HoldMeter:
 
     def _timed(self, callback: Callable[..., object]) -> Callable[..., object]:
         module = str(getattr(callback, "__module__", ""))  # those of tasks have none
-        return partial(self.call, callback) if module.startswith(_RUNTIME) else callback
+        return partial(self._call_back, callback) if module.startswith(_RUNTIME) else callback
 
-    def _note(self, seconds: float, step: Callable[..., object]) -> None:
-        self.steps += 1
-        if seconds > self.longest_s:
-            self.longest_s = seconds
-            self.longest_step = _name_of(step)
-        bucket = math.ceil(math.log(max(seconds, _LEAST_S) / _LEAST_S, _GROWTH))
-        self._counts[min(bucket, _BUCKETS - 1)] += 1
+    def _call_back(self, callback: Callable[..., object], *args: object) -> object:
+        """Like `call`, for what the loop calls: a callback that was given another to run goes by that one's name."""
+        excluded, started = self._excluded, time.thread_time()
+        try:
+            return callback(*args)
+        finally:
+            step = args[0] if args and callable(args[0]) else callback
+            self._note(time.thread_time() - started - (self._excluded - excluded), _name_of(step))
+
+    def _note(self, seconds: float, step: str) -> None:
+        self._all.note(seconds)
+        kind = self._kinds.get(step)
+        if kind is None:
+            kind = self._kinds[step] = Steps()
+        kind.note(seconds)
+        if len(self._longest) < _LONGEST:
+            heapq.heappush(self._longest, LongStep(seconds, step))
+        elif seconds > self._longest[0].seconds:
+            heapq.heapreplace(self._longest, LongStep(seconds, step))
 
 
 @final

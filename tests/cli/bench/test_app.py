@@ -17,7 +17,8 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    assert all(name in shown for name in ("convoy", "compare", "hash", "lookup", "lifecycle"))
+    wanted = ("convoy", "compare", "hash", "lookup", "lifecycle", "hold", "memory")
+    assert all(name in shown for name in wanted)
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,78 @@
+"""What `aiokv bench hold` is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from aiokv.model.ids import KeyEnum
+from aiokv.model.spec import CacheGeometry, FullAttention
+
+__all__ = ["BLOCK", "GEOMETRY", "GROUP", "HoldSettings", "Turn"]
+
+BLOCK: Final = 16
+"""Tokens."""
+GROUP: Final = "full"
+GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=BLOCK),), hash_block_size=BLOCK)
+
+_GPU_SPARE: Final = 1.25
+_CPU_SPARE: Final = 2
+
+
+class Turn(KeyEnum):
+    """Where the prompt of a request lies when it comes."""
+
+    COLD = "cold"
+    """Nowhere: nobody has seen it, and the pools are full."""
+    GPU = "gpu"
+    GROWING = "growing"
+    """In the GPU tier, but for what a conversation has grown by; then tokens are generated, one by one."""
+    CPU = "cpu"
+    INTERLEAVED = "interleaved"
+    """Every second block in the CPU tier only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldSettings:
+    """One run."""
+
+    clients: int = 64
+    tokens: int = 131_072
+    rounds: int = 2
+    churn_slots: int = 1_000_000
+    churn_blocks: int = 2_000_000
+
+    @property
+    def blocks(self) -> int:
+        """Of a prompt."""
+        return self.tokens // BLOCK
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Room for a prompt of each client, grown, and a quarter more."""
+        return int(self.clients * (self.blocks + self.grown_tokens // BLOCK) * _GPU_SPARE) + 1
+
+    @property
+    def cpu_blocks(self) -> int:
+        """Twice as many."""
+        return _CPU_SPARE * self.gpu_blocks
+
+    @property
+    def grown_tokens(self) -> int:
+        """By so many a conversation grows from one request to the next: a sixteenth, at least two blocks."""
+        return max(self.tokens // 16, 2 * BLOCK)
+
+    @property
+    def generated_tokens(self) -> int:
+        """So many a growing conversation generates, one by one."""
+        return 4 * BLOCK
+
+    @property
+    def churn_clients(self) -> int:
+        """As many as half of the churned pool has room for."""
+        return max(1, min(self.clients, self.churn_slots // (2 * self.blocks)))
+
+    @property
+    def churn_prompts(self) -> int:
+        """They fill the churned pool, then insert and evict `churn_blocks` more."""
+        return -(-(self.churn_slots + self.churn_blocks) // self.blocks)
