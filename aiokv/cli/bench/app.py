@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, soak
+from aiokv.cli.bench import convoy, replay, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, replay.register)
 
 
 def register(app: typer.Typer) -> None:

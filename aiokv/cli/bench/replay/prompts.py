@@ -1,0 +1,59 @@
+"""Tokens made from hash ids: an id always stands for the same 512 tokens, no two ids for the same.
+
+Output is not part of the trace: each request's is a stream of its own, so that no later prompt hits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.cli.bench.replay.schedule import Arrival
+from aiokv.cli.bench.replay.trace import CHUNK_TOKENS, MAX_HASH_ID
+
+__all__ = ["Prompt", "make_prompts"]
+
+_VOCABULARY: Final = 128_000
+_STREAM_BITS: Final = 20
+_FIRST_OUTPUT_STREAM: Final = 2 * MAX_HASH_ID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One arrival with its tokens, as lists of integers: what a tokenizer gives."""
+
+    index: int
+    ends: int
+    tokens: list[int]
+    outputs: list[int]
+
+
+def make_prompts(arrivals: Iterable[Arrival]) -> list[Prompt]:
+    """The tokens of these arrivals."""
+    return [_prompt(arrival) for arrival in arrivals]
+
+
+def _prompt(arrival: Arrival) -> Prompt:
+    request = arrival.request
+    chunks = [
+        _tokens(chunk, min(CHUNK_TOKENS, request.input_length - place * CHUNK_TOKENS))
+        for place, chunk in enumerate(request.hash_ids)
+    ]
+    return Prompt(
+        index=arrival.index,
+        ends=arrival.ends,
+        tokens=np.concatenate(chunks).tolist(),
+        outputs=_tokens(_FIRST_OUTPUT_STREAM + arrival.index, request.output_length).tolist(),
+    )
+
+
+def _tokens(stream: int, count: int) -> NDArray[np.uint64]:
+    """The first tokens of a stream: the finaliser of SplitMix64 over counters that no other stream has."""
+    mixed = np.arange(count, dtype=np.uint64) + np.uint64(stream << _STREAM_BITS)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))) % np.uint64(_VOCABULARY)

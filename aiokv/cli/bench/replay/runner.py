@@ -1,0 +1,128 @@
+"""Both sides in turns, a slice of the trace each, on one core; what is left of a slice is done before the other's turn.
+
+Timed is what a side does for a slice, hashing included; making the tokens is not. Neither side is collected as garbage
+what existed when the trace began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
+from typing import Any, Final
+
+from aiokv import KVRuntime, RuntimeConfig
+from aiokv.backends.fake import FakeBackend
+from aiokv.cli.bench.garbage import frozen_garbage
+from aiokv.cli.bench.hold import HoldMeter, run_metered
+from aiokv.cli.bench.replay.figures import complaints_about, hold_figures, ratios, same_hits, side_figures
+from aiokv.cli.bench.replay.peer import Peer, Served
+from aiokv.cli.bench.replay.player import Player
+from aiokv.cli.bench.replay.prompts import make_prompts
+from aiokv.cli.bench.replay.schedule import Arrival, plan_arrivals
+from aiokv.cli.bench.replay.scrapes import Scraper
+from aiokv.cli.bench.replay.settings import WATERMARK, ReplaySettings
+from aiokv.cli.bench.replay.trace import read_trace
+from aiokv.cli.bench.report import BenchReport
+from aiokv.cli.output import new_progress
+
+__all__ = ["SCHEMA_VERSION", "replay"]
+
+SCHEMA_VERSION: Final = 1
+_SCRAPE_EVERY_S: Final = 1.0
+
+
+def replay(settings: ReplaySettings) -> BenchReport:
+    """Run it, in a loop of its own, with a progress bar on stderr."""
+    arrivals = plan_arrivals(read_trace(settings.trace, limit=settings.requests), settings=settings)
+    meter = HoldMeter()
+    with new_progress() as progress, _one_core(shared=settings.peer_python is not None):
+        task = progress.add_task("replay", total=len(arrivals))
+        advance = partial(progress.advance, task)
+        figures = run_metered(partial(_measure, arrivals, settings=settings, meter=meter, advance=advance), meter=meter)
+    return BenchReport(
+        benchmark="replay", schema_version=SCHEMA_VERSION, figures=figures, complaints=complaints_about(figures)
+    )
+
+
+async def _measure(
+    arrivals: list[Arrival], *, settings: ReplaySettings, meter: HoldMeter, advance: Callable[[float], None]
+) -> dict[str, Any]:
+    ours: list[Served] = []
+    theirs: list[Served] = []
+    config = RuntimeConfig(
+        geometry=settings.geometry,
+        gpu_blocks=settings.gpu_blocks,
+        cpu_blocks=settings.cpu_blocks,
+        watermark=WATERMARK,
+        backend=FakeBackend(manual=False),
+    )
+    async with AsyncExitStack() as stack:
+        kv = await stack.enter_async_context(KVRuntime(config))
+        peer = None
+        if settings.peer_python is not None:
+            peer = await Peer.start(settings.peer_python, settings=settings)
+            stack.push_async_callback(peer.close)
+        scraper = stack.enter_context(Scraper(kv.collector, every_s=_SCRAPE_EVERY_S))
+        player = await stack.enter_async_context(Player(kv, meter=meter))
+        stack.enter_context(frozen_garbage(meter))
+        for start in range(0, len(arrivals), settings.slice_requests):
+            part = arrivals[start : start + settings.slice_requests]
+            last = part[-1] is arrivals[-1]
+            ours.append(await _play(player, part, last=last))
+            if peer is not None:
+                theirs.append(await peer.play(part, last=last))
+            advance(len(part))
+        counted = await asyncio.to_thread(scraper.tokens_by_source)
+        return {
+            "trace": settings.trace.name,
+            "block_size": settings.block_size,
+            "gpu_blocks": settings.gpu_blocks,
+            "cpu_blocks": settings.cpu_blocks,
+            "in_flight": settings.in_flight,
+            "aiokv": side_figures(ours, arrivals=arrivals),
+            "attributed": player.tokens_by_source(),
+            "metrics": counted,
+            "hold": hold_figures(meter),
+            "scrapes": {"read": scraper.count, "failed": scraper.failed},
+            **(_beside(peer.name, ours, theirs=theirs, arrivals=arrivals) if peer is not None else {}),
+        }
+
+
+def _beside(name: str, ours: list[Served], *, theirs: list[Served], arrivals: list[Arrival]) -> dict[str, Any]:
+    """The peer's figures, and ours by them."""
+    mine, other = side_figures(ours, arrivals=arrivals), side_figures(theirs, arrivals=arrivals)
+    return {
+        "peer": {"name": name, **other},
+        "ratio": {**ratios(mine, other), "requests_with_same_hits": same_hits(ours, theirs)},
+    }
+
+
+async def _play(player: Player, arrivals: list[Arrival], *, last: bool) -> Served:
+    """One slice on the runtime."""
+    prompts = make_prompts(arrivals)
+    begun = len(player.hits)
+    wall, cpu = time.perf_counter(), time.process_time()
+    await player.play(prompts)
+    if last:
+        await player.end_all()
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    hits = [(hit.gpu_tokens, hit.cpu_tokens) for hit in player.hits[begun:]]
+    return Served(seconds=wall, cpu_seconds=cpu, hits=hits)
+
+
+@contextmanager
+def _one_core(*, shared: bool) -> Iterator[None]:
+    """Keep this thread, and what it starts, on one core, if two sides are to be compared there."""
+    if not shared or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
