@@ -1,13 +1,13 @@
-"""vLLM's side of `aiokv bench replay`: KVCacheManager and the scheduler side of SimpleCPUOffload, without its scheduler.
+"""vLLM's side of `aiokv bench replay`: KVCacheManager and the scheduler side of SimpleCPUOffload.
 
 It runs in the peer's interpreter (vLLM 0.32) and imports nothing of aiokv. JSON, one object a line: settings come first
 on stdin, then slices of the trace; an answer to each goes to stdout, where nothing else is printed. It makes the calls
 that `vllm.v1.core.sched.scheduler.Scheduler` makes for one request after the other, and no others: what that scheduler
-does beside, for every running request in every step, is not done here, so that the comparison errs in the peer's favour.
+does beside, for every running request in every step, is not done here. So the comparison errs in the peer's favour.
 
-Of one request: hashes, local lookup, lookup and pin in the CPU tier, slots, the load in a step of its own, slots for the
-rest, the prefill step, one decode step (there the connector plans the stores of the prompt), and at its end slots for
-all its output at once, the store of what is left, and its blocks given back. Copies end at once.
+Of one request: hashes, local lookup, lookup and pin in the CPU tier, slots, the load in a step of its own, slots for
+the rest, the prefill step, one decode step (there the connector plans the stores of the prompt), and at its end slots
+for all its output at once, the store of what is left, and its blocks given back. Copies end at once.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -96,7 +97,7 @@ class Peer:
         self.live: deque[Running] = deque()
         self.hits: list[tuple[int, int]] = []
 
-    def play(self, prompts: list[Prompt]) -> None:
+    def play(self, prompts: Iterable[Prompt]) -> None:
         """Serve them in order; then let what is to be stored be stored."""
         for prompt in prompts:
             for _ in range(prompt.ends):
@@ -157,12 +158,12 @@ class Peer:
 
     def allocate(
         self,
-        request: Any,
+        request: Any,  # noqa: ANN401
         tokens: int,
         *,
         local: int = 0,
-        blocks: Any = None,
-        external: int = 0,  # noqa: ANN401
+        blocks: Any = None,  # noqa: ANN401
+        external: int = 0,
     ) -> None:
         while (
             self.kv.allocate_slots(
@@ -247,15 +248,32 @@ def prompt_of(arrival: dict[str, Any]) -> Prompt:
     return Prompt(arrival["index"], np.concatenate(parts).tolist(), outputs, arrival["ends"])
 
 
+class Clock:
+    """Wall and CPU time of this process since it was made, without making prompts."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        return time.perf_counter() - self.wall, time.process_time() - self.cpu
+
+    def prompt_of(self, arrival: dict[str, Any]) -> Prompt:
+        wall, cpu = self.read()
+        prompt = prompt_of(arrival)
+        now_wall, now_cpu = self.read()
+        self.wall += now_wall - wall
+        self.cpu += now_cpu - cpu
+        return prompt
+
+
 def play(peer: Peer, message: dict[str, Any]) -> dict[str, Any]:
     """One slice, timed without making its tokens."""
-    prompts = [prompt_of(arrival) for arrival in message["arrivals"]]
     peer.hits = []
-    cpu, wall = time.process_time(), time.perf_counter()
-    peer.play(prompts)
+    clock = Clock()
+    peer.play(map(clock.prompt_of, message["arrivals"]))
     if message["last"]:
         peer.end_all()
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall, cpu = clock.read()
     return {"seconds": wall, "cpu_seconds": cpu, "hits": peer.hits}
 
 

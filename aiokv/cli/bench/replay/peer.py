@@ -55,7 +55,7 @@ class Peer:
         """Start it with the same pools; `ConfigError` if this interpreter cannot run it."""
         if not _SCRIPT.is_file():
             raise ConfigError(f"the peer's script is part of a checkout of aiokv and not here: {_SCRIPT}")
-        log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
+        log = tempfile.TemporaryFile()  # closed by `close`
         try:
             process = await asyncio.create_subprocess_exec(
                 str(python),

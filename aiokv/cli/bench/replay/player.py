@@ -1,10 +1,10 @@
-"""Requests on the runtime: each one a task that awaits its lease, computes nothing, and holds it until it has to end."""
+"""Requests on the runtime: each is a task that awaits its lease, computes nothing, and holds it until it has to end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Self, final
 
 from aiokv import Hit, KVRuntime, Lease
@@ -48,7 +48,7 @@ class Player:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._tasks.__aexit__(*exc_info)  # type: ignore[arg-type]  # passed on as it is
 
-    async def play(self, prompts: Sequence[Prompt]) -> None:
+    async def play(self, prompts: Iterable[Prompt]) -> None:
         """Serve them in order; back when nothing is left to be stored, so that no work of theirs runs later."""
         loop = asyncio.get_running_loop()
         for prompt in prompts:

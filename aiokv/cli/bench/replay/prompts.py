@@ -5,7 +5,6 @@ Output is not part of the trace: each request's is a stream of its own, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from aiokv.cli.bench.replay.schedule import Arrival
 from aiokv.cli.bench.replay.trace import CHUNK_TOKENS, MAX_HASH_ID
 
-__all__ = ["Prompt", "make_prompts"]
+__all__ = ["Prompt", "make_prompt"]
 
 _VOCABULARY: Final = 128_000
 _STREAM_BITS: Final = 20
@@ -32,12 +31,8 @@ class Prompt:
     outputs: list[int]
 
 
-def make_prompts(arrivals: Iterable[Arrival]) -> list[Prompt]:
-    """The tokens of these arrivals."""
-    return [_prompt(arrival) for arrival in arrivals]
-
-
-def _prompt(arrival: Arrival) -> Prompt:
+def make_prompt(arrival: Arrival) -> Prompt:
+    """The tokens of one arrival."""
     request = arrival.request
     chunks = [
         _tokens(chunk, min(CHUNK_TOKENS, request.input_length - place * CHUNK_TOKENS))

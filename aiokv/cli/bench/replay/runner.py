@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar, final
 
 from aiokv import KVRuntime, RuntimeConfig
 from aiokv.backends.fake import FakeBackend
@@ -21,7 +21,7 @@ from aiokv.cli.bench.hold import HoldMeter, run_metered
 from aiokv.cli.bench.replay.figures import complaints_about, hold_figures, ratios, same_hits, side_figures
 from aiokv.cli.bench.replay.peer import Peer, Served
 from aiokv.cli.bench.replay.player import Player
-from aiokv.cli.bench.replay.prompts import make_prompts
+from aiokv.cli.bench.replay.prompts import make_prompt
 from aiokv.cli.bench.replay.schedule import Arrival, plan_arrivals
 from aiokv.cli.bench.replay.scrapes import Scraper
 from aiokv.cli.bench.replay.settings import WATERMARK, ReplaySettings
@@ -30,6 +30,9 @@ from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 
 __all__ = ["SCHEMA_VERSION", "replay"]
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 SCHEMA_VERSION: Final = 1
 _SCRAPE_EVERY_S: Final = 1.0
@@ -103,15 +106,41 @@ def _beside(name: str, ours: list[Served], *, theirs: list[Served], arrivals: li
 
 async def _play(player: Player, arrivals: list[Arrival], *, last: bool) -> Served:
     """One slice on the runtime."""
-    prompts = make_prompts(arrivals)
-    begun = len(player.hits)
-    wall, cpu = time.perf_counter(), time.process_time()
-    await player.play(prompts)
+    begun, clock = len(player.hits), _Clock()
+    await player.play(map(clock.excluded(make_prompt), arrivals))
     if last:
         await player.end_all()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    seconds, cpu_seconds = clock.read()
     hits = [(hit.gpu_tokens, hit.cpu_tokens) for hit in player.hits[begun:]]
-    return Served(seconds=wall, cpu_seconds=cpu, hits=hits)
+    return Served(seconds=seconds, cpu_seconds=cpu_seconds, hits=hits)
+
+
+@final
+class _Clock:
+    """Wall and CPU time of this process since it was made, without what is excluded."""
+
+    __slots__ = ("_cpu", "_wall")
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds, and seconds of CPU."""
+        return time.perf_counter() - self._wall, time.process_time() - self._cpu
+
+    def excluded(self, function: Callable[[P], T]) -> Callable[[P], T]:
+        """The same function, whose time does not count."""
+
+        def timed(argument: P) -> T:
+            wall, cpu = self.read()
+            try:
+                return function(argument)
+            finally:
+                now_wall, now_cpu = self.read()
+                self._wall += now_wall - wall
+                self._cpu += now_cpu - cpu
+
+        return timed
 
 
 @contextmanager

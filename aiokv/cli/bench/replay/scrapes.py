@@ -59,5 +59,5 @@ class Scraper:
                 self.count += 1
 
     def _read(self) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=_TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=_TIMEOUT_S) as answer:
             return bytes(answer.read()).decode()

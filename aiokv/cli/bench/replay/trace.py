@@ -45,7 +45,9 @@ class TraceRequest:
 
 
 def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
-    """The first `limit` requests, or all; `ConfigError` says which line cannot be used and why. Blank lines are none."""
+    """The first `limit` requests, or all; `ConfigError` says which line cannot be used and why. Blank lines do not
+    count.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             requests = list(islice(_requests_of(file, path=path), limit))
