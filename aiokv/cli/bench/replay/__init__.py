@@ -2,7 +2,7 @@
 
 `command.py` the options · `trace.py` what a trace says · `schedule.py` who is in flight when · `prompts.py` tokens from
 hash ids · `player.py` requests on the runtime · `scrapes.py` a reader of its metrics · `peer.py` the other side ·
-`runner.py` slices of both in turn · `figures.py` what came of it, and the verdict.
+`runner.py` slices of both in turn · `clock.py` their time · `figures.py` what came of it, and the verdict.
 """
 
 from aiokv.cli.bench.replay.command import register

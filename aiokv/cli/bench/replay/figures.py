@@ -9,7 +9,7 @@ from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.replay.peer import Served
 from aiokv.cli.bench.replay.schedule import Arrival
 
-__all__ = ["LEAST_RATIO", "complaints_about", "hold_figures", "ratios", "same_hits", "side_figures"]
+__all__ = ["LEAST_RATIO", "beside", "complaints_about", "hold_figures", "side_figures"]
 
 LEAST_RATIO: Final = 4.0
 """Requests per second, as a multiple of the peer's."""
@@ -18,7 +18,7 @@ LEAST_RATIO: Final = 4.0
 def side_figures(slices: Sequence[Served], *, arrivals: Sequence[Arrival]) -> dict[str, Any]:
     """Of one side. Hits are whole blocks only, never the last token of a prompt; rates are per token of all prompts."""
     prompt = sum(arrival.request.input_length for arrival in arrivals)
-    hits = [hit for part in slices for hit in part.hits]
+    hits = _hits_of(slices)
     gpu, cpu = (sum(hit[tier] for hit in hits) for tier in (0, 1))
     seconds, cpu_seconds = sum(part.seconds for part in slices), sum(part.cpu_seconds for part in slices)
     return {
@@ -47,19 +47,18 @@ def hold_figures(meter: HoldMeter) -> dict[str, Any]:
     }
 
 
-def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Ours as a multiple of the peer's."""
+def beside(
+    name: str, ours: Sequence[Served], *, theirs: Sequence[Served], arrivals: Sequence[Arrival]
+) -> dict[str, dict[str, Any]]:
+    """The peer's figures, and ours as a multiple of them."""
+    mine, other = side_figures(ours, arrivals=arrivals), side_figures(theirs, arrivals=arrivals)
+    compared = ("requests_per_second", "requests_per_cpu_second", "gpu_hit_tokens", "cpu_hit_tokens")
+    ratio = {figure: round(mine[figure] / other[figure], 3) for figure in compared if other[figure]}
+    pairs = zip(_hits_of(ours), _hits_of(theirs), strict=True)
     return {
-        name: round(ours[name] / theirs[name], 3)
-        for name in ("requests_per_second", "requests_per_cpu_second", "gpu_hit_tokens", "cpu_hit_tokens")
-        if theirs[name]
+        "peer": {"name": name, **other},
+        "ratio": {**ratio, "requests_with_same_hits": sum(one == another for one, another in pairs)},
     }
-
-
-def same_hits(ours: Sequence[Served], theirs: Sequence[Served]) -> int:
-    """Requests that hit the same number of tokens in each tier on both sides."""
-    mine, other = ([hit for part in side for hit in part.hits] for side in (ours, theirs))
-    return sum(a == b for a, b in zip(mine, other, strict=True))
 
 
 def complaints_about(figures: Mapping[str, Any]) -> tuple[str, ...]:
@@ -76,3 +75,7 @@ def complaints_about(figures: Mapping[str, Any]) -> tuple[str, ...]:
     if ratio < LEAST_RATIO:
         found.append(f"{ratio} times the peer's requests per second, not {LEAST_RATIO:g}")
     return tuple(found)
+
+
+def _hits_of(slices: Sequence[Served]) -> list[tuple[int, int]]:
+    return [hit for part in slices for hit in part.hits]

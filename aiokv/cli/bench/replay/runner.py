@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from functools import partial
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final
 
 from aiokv import KVRuntime, RuntimeConfig
 from aiokv.backends.fake import FakeBackend
 from aiokv.cli.bench.garbage import frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
-from aiokv.cli.bench.replay.figures import complaints_about, hold_figures, ratios, same_hits, side_figures
+from aiokv.cli.bench.replay.clock import SliceClock
+from aiokv.cli.bench.replay.figures import beside, complaints_about, hold_figures, side_figures
 from aiokv.cli.bench.replay.peer import Peer, Served
 from aiokv.cli.bench.replay.player import Player
 from aiokv.cli.bench.replay.prompts import make_prompt
@@ -30,9 +30,6 @@ from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 
 __all__ = ["SCHEMA_VERSION", "replay"]
-
-P = TypeVar("P")
-T = TypeVar("T")
 
 SCHEMA_VERSION: Final = 1
 _SCRAPE_EVERY_S: Final = 1.0
@@ -54,8 +51,6 @@ def replay(settings: ReplaySettings) -> BenchReport:
 async def _measure(
     arrivals: list[Arrival], *, settings: ReplaySettings, meter: HoldMeter, advance: Callable[[float], None]
 ) -> dict[str, Any]:
-    ours: list[Served] = []
-    theirs: list[Served] = []
     config = RuntimeConfig(
         geometry=settings.geometry,
         gpu_blocks=settings.gpu_blocks,
@@ -72,75 +67,49 @@ async def _measure(
         scraper = stack.enter_context(Scraper(kv.collector, every_s=_SCRAPE_EVERY_S))
         player = await stack.enter_async_context(Player(kv, meter=meter))
         stack.enter_context(frozen_garbage(meter))
-        for start in range(0, len(arrivals), settings.slice_requests):
-            part = arrivals[start : start + settings.slice_requests]
+        ours: list[Served] = []
+        theirs: list[Served] = []
+        for part in _slices(arrivals, size=settings.slice_requests):
             last = part[-1] is arrivals[-1]
             ours.append(await _play(player, part, last=last))
             if peer is not None:
                 theirs.append(await peer.play(part, last=last))
             advance(len(part))
-        counted = await asyncio.to_thread(scraper.tokens_by_source)
-        return {
-            "trace": settings.trace.name,
-            "block_size": settings.block_size,
-            "gpu_blocks": settings.gpu_blocks,
-            "cpu_blocks": settings.cpu_blocks,
-            "in_flight": settings.in_flight,
+        figures = {
+            **_of_settings(settings),
             "aiokv": side_figures(ours, arrivals=arrivals),
             "attributed": player.tokens_by_source(),
-            "metrics": counted,
+            "metrics": await asyncio.to_thread(scraper.tokens_by_source),
             "hold": hold_figures(meter),
             "scrapes": {"read": scraper.count, "failed": scraper.failed},
-            **(_beside(peer.name, ours, theirs=theirs, arrivals=arrivals) if peer is not None else {}),
         }
+        return figures if peer is None else figures | beside(peer.name, ours, theirs=theirs, arrivals=arrivals)
 
 
-def _beside(name: str, ours: list[Served], *, theirs: list[Served], arrivals: list[Arrival]) -> dict[str, Any]:
-    """The peer's figures, and ours by them."""
-    mine, other = side_figures(ours, arrivals=arrivals), side_figures(theirs, arrivals=arrivals)
+def _slices(arrivals: list[Arrival], *, size: int) -> Iterator[list[Arrival]]:
+    for start in range(0, len(arrivals), size):
+        yield arrivals[start : start + size]
+
+
+def _of_settings(settings: ReplaySettings) -> dict[str, Any]:
     return {
-        "peer": {"name": name, **other},
-        "ratio": {**ratios(mine, other), "requests_with_same_hits": same_hits(ours, theirs)},
+        "trace": settings.trace.name,
+        "block_size": settings.block_size,
+        "gpu_blocks": settings.gpu_blocks,
+        "cpu_blocks": settings.cpu_blocks,
+        "in_flight": settings.in_flight,
     }
 
 
 async def _play(player: Player, arrivals: list[Arrival], *, last: bool) -> Served:
     """One slice on the runtime."""
-    begun, clock = len(player.hits), _Clock()
+    begun, clock = len(player.hits), SliceClock()
     await player.play(map(clock.excluded(make_prompt), arrivals))
     if last:
         await player.end_all()
     seconds, cpu_seconds = clock.read()
     hits = [(hit.gpu_tokens, hit.cpu_tokens) for hit in player.hits[begun:]]
     return Served(seconds=seconds, cpu_seconds=cpu_seconds, hits=hits)
-
-
-@final
-class _Clock:
-    """Wall and CPU time of this process since it was made, without what is excluded."""
-
-    __slots__ = ("_cpu", "_wall")
-
-    def __init__(self) -> None:
-        self._wall, self._cpu = time.perf_counter(), time.process_time()
-
-    def read(self) -> tuple[float, float]:
-        """Seconds, and seconds of CPU."""
-        return time.perf_counter() - self._wall, time.process_time() - self._cpu
-
-    def excluded(self, function: Callable[[P], T]) -> Callable[[P], T]:
-        """The same function, whose time does not count."""
-
-        def timed(argument: P) -> T:
-            wall, cpu = self.read()
-            try:
-                return function(argument)
-            finally:
-                now_wall, now_cpu = self.read()
-                self._wall += now_wall - wall
-                self._cpu += now_cpu - cpu
-
-        return timed
 
 
 @contextmanager
