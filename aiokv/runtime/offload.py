@@ -313,7 +313,7 @@ class Offloader:
             events = log.take()
             self.stats.events_published += len(events)
             self.stats.events_dropped += self.publisher.publish(events)
-        log.is_on = self.publisher.has_subscribers
+            log.is_on = self.publisher.has_subscribers
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
         self._scheduled.pop(step, None)
