@@ -117,6 +117,12 @@ def test_output_is_hit_by_nobody_and_a_request_may_have_none(
     assert report["attributed"] == {"gpu": CHUNK, "cpu": 0, "compute": 3 * CHUNK}
 
 
+def test_prompts_in_either_form_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = written(tmp_path, conversations(20))
+    lists, arrays = (replayed(capsys, trace, "--tokens", form)["attributed"] for form in ("list", "array"))
+    assert lists == arrays
+
+
 def test_only_the_first_requests_are_replayed_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line([number]) for number in range(9)]
     report = replayed(capsys, written(tmp_path, lines), "--requests", "4", "--slice", "3")

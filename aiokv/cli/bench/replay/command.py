@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli.bench.replay.settings import ReplaySettings
+from aiokv.cli.bench.replay.settings import ReplaySettings, TokenForm
 from aiokv.cli.output import JsonOption, stdout_kept_clean
 
 __all__ = ["register"]
@@ -26,6 +26,7 @@ GpuBlocksOption = Annotated[int, typer.Option(min=2, help="Blocks of the GPU tie
 CpuBlocksOption = Annotated[int, typer.Option(min=1, help="Blocks of the CPU tier.")]
 BlockSizeOption = Annotated[int, typer.Option(min=1, help="Tokens per block.")]
 InFlightOption = Annotated[int, typer.Option(min=1, help="Most requests in flight at once.")]
+TokensOption = Annotated[TokenForm, typer.Option(help="Prompts as int32 arrays or as lists; a peer takes lists.")]
 SliceOption = Annotated[int, typer.Option("--slice", min=1, help="Requests of one turn.")]
 
 
@@ -43,6 +44,7 @@ def _replay(
     cpu_blocks: CpuBlocksOption = _DEFAULTS.cpu_blocks,
     block_size: BlockSizeOption = _DEFAULTS.block_size,
     in_flight: InFlightOption = _DEFAULTS.in_flight,
+    tokens: TokensOption = _DEFAULTS.tokens,
     slice_requests: SliceOption = _DEFAULTS.slice_requests,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,6 +66,7 @@ def _replay(
         cpu_blocks=cpu_blocks,
         block_size=block_size,
         in_flight=in_flight,
+        tokens=tokens,
         slice_requests=slice_requests,
     )
     with stdout_kept_clean() if as_json else nullcontext():

@@ -9,7 +9,7 @@ from typing import Self, final
 
 from aiokv import Hit, KVRuntime, Lease
 from aiokv.cli.bench.hold import HoldMeter, Metered
-from aiokv.cli.bench.replay.prompts import Prompt
+from aiokv.cli.bench.replay.prompts import Prompt, Tokens
 from aiokv.cli.bench.replay.settings import GROUP
 
 __all__ = ["Player"]
@@ -94,9 +94,9 @@ class Player:
         finally:
             lease.release()
 
-    async def _write_output(self, lease: Lease, outputs: list[int]) -> None:
+    async def _write_output(self, lease: Lease, outputs: Tokens) -> None:
         """All of it in one step. The KV of the last token is never written: nothing is computed after it."""
-        if not outputs:
+        if not len(outputs):
             return
         meter = self._meter
         meter.call(lease.append, outputs)

@@ -24,7 +24,7 @@ from aiokv.cli.bench.replay.player import Player
 from aiokv.cli.bench.replay.prompts import make_prompt
 from aiokv.cli.bench.replay.schedule import Arrival, plan_arrivals
 from aiokv.cli.bench.replay.scrapes import Scraper
-from aiokv.cli.bench.replay.settings import WATERMARK, ReplaySettings
+from aiokv.cli.bench.replay.settings import WATERMARK, ReplaySettings, TokenForm
 from aiokv.cli.bench.replay.trace import read_trace
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
@@ -71,7 +71,7 @@ async def _measure(
         theirs: list[Served] = []
         for part in _slices(arrivals, size=settings.slice_requests):
             last = part[-1] is arrivals[-1]
-            ours.append(await _play(player, part, last=last))
+            ours.append(await _play(player, part, form=settings.tokens, last=last))
             if peer is not None:
                 theirs.append(await peer.play(part, last=last))
             advance(len(part))
@@ -98,13 +98,14 @@ def _of_settings(settings: ReplaySettings) -> dict[str, Any]:
         "gpu_blocks": settings.gpu_blocks,
         "cpu_blocks": settings.cpu_blocks,
         "in_flight": settings.in_flight,
+        "tokens": settings.tokens.value,
     }
 
 
-async def _play(player: Player, arrivals: list[Arrival], *, last: bool) -> Served:
+async def _play(player: Player, arrivals: list[Arrival], *, form: TokenForm, last: bool) -> Served:
     """One slice on the runtime."""
     begun, clock = len(player.hits), SliceClock()
-    await player.play(map(clock.excluded(make_prompt), arrivals))
+    await player.play(map(clock.excluded(partial(make_prompt, form=form)), arrivals))
     if last:
         await player.end_all()
     seconds, cpu_seconds = clock.read()

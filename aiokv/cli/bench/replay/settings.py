@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["GROUP", "WATERMARK", "ReplaySettings"]
+__all__ = ["GROUP", "WATERMARK", "ReplaySettings", "TokenForm"]
 
 GROUP: Final = "full"
 WATERMARK: Final = 0.01
@@ -16,6 +17,15 @@ WATERMARK: Final = 0.01
 
 _BUSY: Final = 0.9
 """The part of the GPU pool that requests in flight may need together; the rest is for blocks that are being stored."""
+
+
+class TokenForm(Enum):
+    """How the runtime is given a prompt; the peer takes lists only."""
+
+    ARRAY = "array"
+    """int32, as an engine keeps what it will hand to its kernels."""
+    LIST = "list"
+    """Integers, as a tokenizer gives them; they are converted first, which takes as long as hashing them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +39,7 @@ class ReplaySettings:
     cpu_blocks: int = 524_288
     block_size: int = 16
     in_flight: int = 64
+    tokens: TokenForm = TokenForm.ARRAY
     slice_requests: int = 250
 
     @property
