@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, replay, soak
+from aiokv.cli.bench import convoy, operation_commands, replay, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, replay.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, replay.register, operation_commands.register)
 
 
 def register(app: typer.Typer) -> None:
