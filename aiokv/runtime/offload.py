@@ -53,6 +53,7 @@ class Offloader:
         "_drained",
         "_is_detached",
         "_is_open",
+        "_outbox",
         "_owner",
         "_quiet",
         "_scheduled",
@@ -95,6 +96,7 @@ class Offloader:
         )
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
         self._owner = (os.getpid(), threading.get_ident())
+        self._outbox = core.outbox
         self._is_open = True
         self._quiet = 0
         self._is_detached = False
@@ -217,7 +219,8 @@ class Offloader:
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
         self._empty_outbox()
-        self._publish()
+        if self.core.events.is_on:
+            self._publish()
         while self._is_detached and self.core.has_work:
             self.core.run_slices()
             self._empty_outbox()
@@ -298,7 +301,7 @@ class Offloader:
         self.progress()
 
     def _empty_outbox(self) -> None:
-        outbox = self.core.outbox
+        outbox = self._outbox
         while outbox.settled or (outbox.submissions and not self.is_quiet):
             for lease_id in outbox.take_settled():
                 self._tell(self._settled, lease_id)
@@ -308,12 +311,10 @@ class Offloader:
 
     def _publish(self) -> None:
         """Hand on the events of this step; record more of them only while somebody listens."""
-        log = self.core.events
-        if log.is_on:
-            events = log.take()
-            self.stats.events_published += len(events)
-            self.stats.events_dropped += self.publisher.publish(events)
-        log.is_on = self.publisher.has_subscribers
+        events = self.core.events.take()
+        self.stats.events_published += len(events)
+        self.stats.events_dropped += self.publisher.publish(events)
+        self.core.events.is_on = self.publisher.has_subscribers
 
     def _run_scheduled(self, step: Callable[[], None]) -> None:
         self._scheduled.pop(step, None)

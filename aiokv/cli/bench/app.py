@@ -6,7 +6,7 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import compare, convoy, footprint, holds, operation_commands, soak
+from aiokv.cli.bench import compare, convoy, footprint, holds, operation_commands, replay, soak
 
 __all__ = ["NAME", "register"]
 
@@ -18,6 +18,7 @@ _BENCHMARKS: Final = (
     holds.register,
     footprint.register,
     compare.register,
+    replay.register,
 )
 
 
