@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, soak
+from aiokv.cli.bench import convoy, copy, soak
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, copy.register)
 
 
 def register(app: typer.Typer) -> None:
