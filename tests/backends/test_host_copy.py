@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokv.backends.arena import ByteRows
-from aiokv.backends.host_copy import BOUNCE_BYTES, STEP_BYTES, CopyMap, HostRows, copy_steps
+from aiokv.backends.copy_map import CopyMap
+from aiokv.backends.gil_watch import GilWatch
+from aiokv.backends.host_copy import BOUNCE_BYTES, STEP_BYTES, HostRows, copy_steps
 from aiokv.model.ids import SlotArray
 from tests.backends.support import GUARD_S, give_way
 
@@ -28,7 +30,8 @@ def rows(count: int, width: int, *, gap: int, seed: int) -> ByteRows:
 def copy(source: ByteRows, target: ByteRows, *, sources: SlotArray, targets: SlotArray) -> int:
     """Copies rows; the number of steps it took."""
     blocks = CopyMap(sources, targets)
-    return sum(1 for _ in copy_steps(blocks, source=HostRows(source), target=HostRows(target), bounce=BOUNCE))
+    rows_of = {"source": HostRows(source), "target": HostRows(target)}
+    return sum(1 for _ in copy_steps(blocks, **rows_of, bounce=BOUNCE, gil=GilWatch()))
 
 
 @st.composite
