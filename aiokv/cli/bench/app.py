@@ -6,12 +6,12 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import convoy, copy, soak, submit
+from aiokv.cli.bench import bridge, convoy, copy, soak, submit
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, copy.register, submit.register)
+_BENCHMARKS: Final = (soak.register, convoy.register, copy.register, submit.register, bridge.register)
 
 
 def register(app: typer.Typer) -> None:
