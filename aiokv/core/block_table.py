@@ -13,7 +13,7 @@ from typing import final
 import numpy as np
 
 from aiokv.core.watching import ChangedHolders
-from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray
+from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, TableArray
 
 __all__ = ["BlockTable", "ClaimSegment"]
 
@@ -26,7 +26,7 @@ class BlockTable:
 
     def __init__(self, length: int, *, owner: int = 0, watchers: Sequence[ChangedHolders] = ()) -> None:
         """`owner` is the lease that the table is of; each of `watchers` is told when it holds other slots."""
-        self._slots: SlotArray = np.zeros(max(length, 8), np.int32)
+        self._slots: TableArray = np.zeros(max(length, 8), np.int32)
         self._length = length
         self._owner = owner
         self._watchers = watchers
@@ -34,7 +34,7 @@ class BlockTable:
     def __len__(self) -> int:
         return self._length
 
-    def view(self, start: int = 0) -> SlotArray:
+    def view(self, start: int = 0) -> TableArray:
         """Slots of positions `[start, len)`, without a copy."""
         part = self._slots[start : self._length]
         part.flags.writeable = False
@@ -79,6 +79,12 @@ class BlockTable:
     def held_positions(self) -> IntArray:
         """Positions that hold a slot, ascending."""
         return self._slots[: self._length].nonzero()[0]
+
+    def held_slots(self) -> IntArray:
+        """The slots held, by ascending position."""
+        slots = self._slots[: self._length].astype(np.int64)
+        is_held = slots != NULL_SLOT
+        return slots if np.count_nonzero(is_held) == len(slots) else slots[is_held]
 
     def _tell(self) -> None:
         for changed in self._watchers:

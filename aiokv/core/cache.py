@@ -37,7 +37,7 @@ from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
 from aiokv.core.world import Outbox, World
 from aiokv.errors import ConfigError
-from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.ids import TableArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
@@ -210,7 +210,7 @@ class CacheState:
         record.check_open()
         self._room.undo_extend(record, capacity)
 
-    def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> SlotArray:
+    def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> TableArray:
         """The block table from position `start` on; finishes the naming.
 
         Read-only, valid until the lease is extended.
@@ -219,7 +219,7 @@ class CacheState:
         self._admission.finish_naming(record)
         return record.tables[group].view(start)
 
-    def state_slots(self, record: LeaseRecord, *, group: int) -> SlotArray:
+    def state_slots(self, record: LeaseRecord, *, group: int) -> TableArray:
         """A recurrent group's working slot and the one for the next captured state (0: none left)."""
         record.check_open()
         self._admission.finish_naming(record)
@@ -316,7 +316,7 @@ class CacheState:
         step = self.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if pool is None:
-            return Found(np.zeros(blocks, np.bool_), np.zeros(blocks, np.int32))
+            return Found(np.zeros(blocks, np.bool_), np.zeros(blocks, np.int64))
         return pool.find(keys.digests(step, 0, blocks), group)
 
     def snapshot(self) -> Snapshot:

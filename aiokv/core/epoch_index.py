@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.index import SlotIndex
-from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, GroupArray
-from aiokv.model.ids import BoolArray, DigestArray, IntArray
+from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
+from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 
 __all__ = ["EpochIndex"]
@@ -65,7 +65,7 @@ class EpochIndex:
         slots = np.unique(found.slots[found.present]).astype(np.int64)
         return slots[self.is_stale(slots)]
 
-    def is_stale(self, slots: AnySlots) -> BoolArray:
+    def is_stale(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key of an older epoch."""
         stale = self._index.is_indexed(slots)
         stale &= self._slot_epoch.take(slots) != self._epoch
@@ -79,11 +79,11 @@ class EpochIndex:
         slots += start
         return slots
 
-    def is_indexed(self, slots: AnySlots) -> BoolArray:
+    def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key, stale or not."""
         return self._index.is_indexed(slots)
 
-    def are_indexed(self, slots: AnySlots) -> bool:
+    def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key, stale or not."""
         return self._index.are_indexed(slots)
 
@@ -91,21 +91,21 @@ class EpochIndex:
         """Which slots of `[start, stop)` hold a key, stale or not."""
         return self._index.indexed_between(start, stop)
 
-    def key_of(self, slots: AnySlots) -> DigestArray:
+    def key_of(self, slots: SlotArray) -> DigestArray:
         """The digests of `slots`, a copy."""
         return self._index.key_of(slots)
 
-    def group_of(self, slots: AnySlots) -> GroupArray:
+    def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where there is no key."""
         return self._index.group_of(slots)
 
-    def insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
         inserted = self._index.insert(slots, keys, group=group)
         self._slot_epoch[slots] = self._epoch
         return inserted
 
-    def remove(self, slots: AnySlots) -> Evicted:
+    def remove(self, slots: SlotArray) -> Evicted:
         """Take `slots` (distinct, indexed) out; tells the keys of those that were not stale."""
         if len(slots) == 0:
             return NOTHING_EVICTED
@@ -131,7 +131,7 @@ class EpochIndex:
         """As `SlotIndex.num_buckets`."""
         return self._index.num_buckets
 
-    def is_astray(self, slots: AnySlots) -> BoolArray:
+    def is_astray(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key, stale or not, and are not found under it."""
         return self._index.is_astray(slots)
 

@@ -65,7 +65,7 @@ class Forks:
         limit = min(request.prompt_tokens, record.confirmed)
         groups = []
         for table, block in zip(record.tables, record.block_sizes, strict=True):
-            slots = table.view()[: limit // block].copy()
+            slots = table.view()[: limit // block].astype(np.int64)
             nowhere = np.zeros(len(slots), np.bool_)
             groups.append(
                 GroupResidency(

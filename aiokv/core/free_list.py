@@ -10,9 +10,8 @@ from typing import final
 
 import numpy as np
 
-from aiokv.core.pool_values import AnySlots
 from aiokv.core.watching import StackWatch
-from aiokv.model.ids import SlotArray
+from aiokv.model.ids import IntArray, SlotArray, TableArray
 
 __all__ = ["FreeList"]
 
@@ -26,7 +25,7 @@ class FreeList:
     def __init__(self, *, first: int, end: int) -> None:
         self._fresh = first
         self._end = end
-        self._returned: SlotArray = np.empty(end, np.int32)
+        self._returned: TableArray = np.empty(end, np.int32)
         self._returned_count = 0
         self.watchers: list[StackWatch] = []
         """Each is told how low the stack of returned slots has been."""
@@ -53,20 +52,20 @@ class FreeList:
         """Entries `[start, stop)` of the returned slots, as far as there are; a copy."""
         return self._returned[start : min(stop, self._returned_count)].copy()
 
-    def take(self, n: int) -> SlotArray:
+    def take(self, n: int) -> IntArray:
         """Up to `n` slots."""
-        returned = min(n, self._returned_count)
-        self._returned_count -= returned
+        top = self._returned_count
+        self._returned_count = max(top - n, 0)
         for watch in self.watchers:
             watch.low = min(watch.low, self._returned_count)
-        slots = self._returned[self._returned_count : self._returned_count + returned][::-1]
-        fresh = min(n - returned, self._end - self._fresh)
+        slots = self._returned[self._returned_count : top][::-1].astype(np.int64)
+        fresh = min(n - len(slots), self._end - self._fresh)
         if fresh == 0:
-            return slots.copy()
+            return slots
         self._fresh += fresh
-        return np.concatenate((slots, np.arange(self._fresh - fresh, self._fresh, dtype=np.int32)))
+        return np.concatenate((slots, np.arange(self._fresh - fresh, self._fresh)))
 
-    def put(self, slots: AnySlots) -> None:
+    def put(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, not free) back; the last of them goes out first."""
         self._returned[self._returned_count : self._returned_count + len(slots)] = slots
         self._returned_count += len(slots)

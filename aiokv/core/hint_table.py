@@ -93,9 +93,14 @@ class HintRecord:
         self.touched = 0
         """When its owner last spoke."""
 
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"residence hint {self.hint_id}"
+
     def check(self, event: HintEvent) -> HintState:
         """The state after `event`; `InvalidTransition` if there is none."""
-        return _LIFE.find_next(self.state, event, subject=f"residence hint {self.hint_id}")
+        return _LIFE.find_next(self.state, event, subject=self)
 
     def advance(self, event: HintEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""

@@ -34,7 +34,7 @@ from aiokv.core.revocations import drop_holds, revoke
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.errors import ConfigError, UsageError
-from aiokv.model.ids import NULL_SLOT, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Declined, DeclineReason
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -255,9 +255,9 @@ def _held_range(geometry: CacheGeometry, index: int, length: int) -> range:  # n
     return range(covered.start, covered.stop + 1) if geometry.groups[index].lookahead and length else covered
 
 
-def _covered_slots(geometry: CacheGeometry, found: Residency) -> SlotArray:
+def _covered_slots(geometry: CacheGeometry, found: Residency) -> IntArray:
     """The slots of a valid prefix, in eviction order: its tail first."""
-    parts: list[SlotArray] = [np.zeros(0, np.int32)]
+    parts = [np.zeros(0, np.int64)]
     ends = [np.zeros(0, np.int64)]
     for index, group in enumerate(found.groups):
         span = _held_range(geometry, index, found.length)
@@ -268,8 +268,7 @@ def _covered_slots(geometry: CacheGeometry, found: Residency) -> SlotArray:
 
 def _tail(geometry: CacheGeometry, found: Residency) -> int:
     """The last block that is not probed only, of a full group if there is one: others need less of a longer prefix."""
-    order = sorted(range(len(geometry.groups)), key=lambda i: not isinstance(geometry.groups[i], FullAttention))
-    for index in order:
+    for index in geometry.full_first:
         covered = covered_range(geometry, index, found.length)
         if covered:
             return int(found.groups[index].gpu_slots[covered.stop - 1])

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
-from aiokv.core.pool_values import AnySlots, GroupArray
+from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
-from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray
+from aiokv.model.ids import DIGEST_BYTES, DIGEST_WORDS, BoolArray, DigestArray, IntArray, SlotArray, TableArray
 from aiokv.model.plan import Found
 
 __all__ = ["SlotIndex"]
@@ -84,7 +84,7 @@ class SlotIndex:
         buckets = 1 << int(capacity / (_WAYS * _MAX_LOAD)).bit_length()
         self._buckets: NDArray[np.uint64] = np.zeros(buckets, np.uint64)
         self._tags: NDArray[np.uint16] = self._buckets.view(np.uint16)
-        self._beside: SlotArray = np.zeros(buckets * _WAYS, np.int32)
+        self._beside: TableArray = np.zeros(buckets * _WAYS, np.int32)
         self._mask: NDArray[np.uint64] = np.array(buckets - 1, np.uint64)
         self._digests: DigestArray = np.empty((capacity, DIGEST_WORDS), np.uint64)
         self._owner: GroupArray = np.zeros(capacity, np.int16)
@@ -111,11 +111,11 @@ class SlotIndex:
         parts = [self.find(keys[i : i + _AT_ONCE], group) for i in range(0, len(keys), _AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
-    def is_indexed(self, slots: AnySlots) -> BoolArray:
+    def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key."""
         return np.not_equal(self._owner.take(slots), 0)
 
-    def are_indexed(self, slots: AnySlots) -> bool:
+    def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
         return int(np.count_nonzero(self._owner.take(slots))) == len(slots)
 
@@ -123,15 +123,15 @@ class SlotIndex:
         """Which slots of `[start, stop)` hold a key."""
         return np.not_equal(self._owner[start:stop], 0)
 
-    def key_of(self, slots: AnySlots) -> DigestArray:
+    def key_of(self, slots: SlotArray) -> DigestArray:
         """The digests of `slots`, a copy; rows of slots that are not indexed have no meaning."""
         return self._digests.take(slots, axis=0)
 
-    def group_of(self, slots: AnySlots) -> GroupArray:
+    def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where not indexed."""
         return self._owner.take(slots) - np.int16(1)
 
-    def insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Index `slots[i]` under `keys[i]`; False where that key is present, or comes earlier in this batch.
 
         Slots are distinct and not indexed (else UsageError, nothing changed).
@@ -146,7 +146,7 @@ class SlotIndex:
         parts = [self._insert(slots[i : i + _AT_ONCE], keys[i : i + _AT_ONCE], group=group) for i in starts]
         return np.concatenate(parts)
 
-    def remove(self, slots: AnySlots) -> None:
+    def remove(self, slots: SlotArray) -> None:
         """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""
         if not self.are_indexed(slots):
             raise UsageError("a slot that is not indexed cannot be removed")
@@ -187,7 +187,7 @@ class SlotIndex:
         """Buckets of the table."""
         return len(self._buckets)
 
-    def is_astray(self, slots: AnySlots) -> BoolArray:
+    def is_astray(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key and are not found under it."""
         owners = self._owner.take(slots)
         astray = np.zeros(len(slots), np.bool_)
@@ -217,20 +217,23 @@ class SlotIndex:
     def _find(self, probe: _Probe) -> Found:
         n = len(probe.keys)
         matches = ((probe.held ^ probe.tags).view(np.uint16) == _EMPTY_TAG).ravel().nonzero()[0]
-        entries = probe.buckets.ravel().take(matches >> _LOG_WAYS) << _LOG_WAYS
+        if not len(matches) and not self._stash:
+            return Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
+        entries = probe.buckets.ravel()[matches >> _LOG_WAYS]
+        entries <<= _LOG_WAYS
         entries |= matches & _WAY_MASK
-        slots = self._beside.take(entries)
+        slots = self._beside[entries].astype(np.int64)
         if len(slots) == n:
-            present = self._owner.take(slots) == probe.owner
+            present = self._owner[slots] == probe.owner
             # Comparing bytes is numpy's shortest way on short batches.
             if np.count_nonzero(present) == n and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
                 return Found(present, slots)
         asked = matches >> _LOG_PROBES
         same = np.equal(self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0))
         verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
-        verified &= self._owner.take(slots) == probe.owner
+        verified &= self._owner[slots] == probe.owner
         asked = asked[verified]
-        answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int32))
+        answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
         answer.present[asked] = True
         answer.slots[asked] = slots[verified]
         if self._stash:
@@ -248,7 +251,7 @@ class SlotIndex:
                 answer.present[row] = True
                 answer.slots[row] = slot
 
-    def _insert(self, slots: AnySlots, keys: DigestArray, *, group: int) -> BoolArray:
+    def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
         new = np.logical_not(self._find(probe).present)
         _clear_repeats(new, keys)

@@ -110,6 +110,11 @@ class Transfer:
         return len(self.names)
 
     @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"transfer {self.transfer_id}"
+
+    @property
     def group(self) -> int:
         """The group of its blocks."""
         return self.names.group
@@ -118,14 +123,14 @@ class Transfer:
     def positions(self) -> IntArray:
         """Block positions, ascending, one per copy; `UsageError` for blocks that are named by their hashes alone."""
         if isinstance(self.names, HashedBlocks):
-            raise UsageError(f"the blocks of transfer {self.transfer_id} have no positions")
+            raise UsageError(f"the blocks of {self.name} have no positions")
         return self.names.positions
 
     @property
     def bound_targets(self) -> SlotArray:
         """The targets; `InvalidTransition` while they are not named."""
         if self.targets is None:
-            raise InvalidTransition(f"transfer {self.transfer_id}", state="without targets", event="be copied")
+            raise InvalidTransition(self.name, state="without targets", event="be copied")
         return self.targets
 
     def slots(self, tier: Tier) -> SlotArray:
@@ -140,7 +145,7 @@ class Transfer:
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
-        self.state = _LIFE.find_next(self.state, event, subject=f"transfer {self.transfer_id}")
+        self.state = _LIFE.find_next(self.state, event, subject=self)
 
 
 @final

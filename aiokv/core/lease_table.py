@@ -25,7 +25,7 @@ from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, KeyEnum, SlotArray
+from aiokv.model.ids import BoolArray, IntArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit, Outcome
 
@@ -39,7 +39,7 @@ __all__ = [
     "LeaseTable",
 ]
 
-_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
+_NO_SLOTS: Final[IntArray] = np.zeros(0, np.int64)
 
 
 class LeaseState(KeyEnum):
@@ -191,7 +191,7 @@ class LeaseRecord:
         self.failed: list[FailedLoad] = []
         """Loads that did not bring what it waited for, since it was planned."""
         self.replans = 0
-        self.leaving: SlotArray = _NO_SLOTS
+        self.leaving: IntArray = _NO_SLOTS
         """Slots of an old prefix that it still pins, in eviction order: until all its claims have names, so that
         none of them is named anew for it."""
         self.is_bare = False
@@ -238,7 +238,7 @@ class LeaseRecord:
 
     def advance(self, event: LeaseEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""
-        self.state = _LIFE.find_next(self.state, event, subject=self.name)
+        self.state = _LIFE.find_next(self.state, event, subject=self)
         for changed in self.watchers:
             changed.add(self.lease_id)
 
@@ -257,31 +257,30 @@ class LeaseRecord:
 
     def put_off(self, slots: SlotArray) -> None:
         """These have left the tables and are still pinned, in eviction order."""
-        self.leaving = np.concatenate((self.leaving, slots))
+        self.leaving = np.concatenate((self.leaving, slots.astype(np.int64, copy=False)))
         for changed in self.watchers:
             changed.add(self.lease_id)
 
-    def take_leaving(self) -> SlotArray:
+    def take_leaving(self) -> IntArray:
         """Remove and return what `put_off` was told: the caller unpins it."""
         slots, self.leaving = self.leaving, _NO_SLOTS
         for changed in self.watchers:
             changed.add(self.lease_id)
         return slots
 
-    def held_slots(self) -> SlotArray:
+    def held_slots(self) -> IntArray:
         """Every GPU slot in the tables, each pinned, in eviction order: the tail of the prefix first."""
-        parts: list[SlotArray] = []
-        ends: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+        if len(self.tables) == 1 and not self.state_slots:
+            return self.tables[0].held_slots()[::-1]
+        parts: list[IntArray] = []
+        ends: list[IntArray] = []
         for index, table in enumerate(self.tables):
             positions = table.held_positions()
-            parts.append(table.view()[positions])
+            parts.append(table.held_slots())
             ends.append(-(positions + 1) * self.block_sizes[index])
         for table in self.state_slots.values():
-            slots = table.view()
-            parts.append(slots[slots != NULL_SLOT])
+            parts.append(table.held_slots())
             ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
-        if len(parts) == 1:
-            return parts[0][::-1]
         return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
 
 

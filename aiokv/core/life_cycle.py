@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from aiokv.errors import InvalidTransition
 
-__all__ = ["LifeCycle"]
+__all__ = ["LifeCycle", "Subject"]
 
 S = TypeVar("S", bound=Enum)
 E = TypeVar("E", bound=Enum)
+
+
+class Subject(Protocol):
+    """Whose life it is."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +33,9 @@ class LifeCycle(Generic[S, E]):
 
     steps: Mapping[tuple[S, E], S]
 
-    def find_next(self, state: S, event: E, *, subject: str) -> S:
+    def find_next(self, state: S, event: E, *, subject: Subject) -> S:
         """The state after `event`; `InvalidTransition`, which names the subject, if there is none."""
         try:
             return self.steps[state, event]
         except KeyError:
-            raise InvalidTransition(subject, state=state.value, event=event.value) from None
+            raise InvalidTransition(subject.name, state=state.value, event=event.value) from None

@@ -38,9 +38,8 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.core.pool_values import AnySlots
 from aiokv.errors import UsageError
-from aiokv.model.ids import BoolArray, IntArray, SlotArray
+from aiokv.model.ids import BoolArray, IntArray, SlotArray, TableArray
 
 __all__ = ["EvictionQueue"]
 
@@ -62,7 +61,7 @@ class EvictionQueue:
             raise UsageError(f"an eviction queue needs at least one slot, not {capacity}")
         self._capacity = capacity
         self._size = 3 * capacity
-        self._ring: SlotArray = np.empty(self._size, dtype=np.int32)
+        self._ring: TableArray = np.empty(self._size, dtype=np.int32)
         self._seat: IntArray = np.zeros(capacity, dtype=np.int64)
         self._head = _FIRST
         self._tail = _FIRST
@@ -80,11 +79,11 @@ class EvictionQueue:
         """Entries of the ring in use, dead ones included; never more than 3 x capacity."""
         return self._tail - self._head
 
-    def is_queued(self, slots: AnySlots) -> BoolArray:
+    def is_queued(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` are queued."""
         return np.greater(self._seat.take(slots), 0)
 
-    def push(self, slots: AnySlots) -> None:
+    def push(self, slots: SlotArray) -> None:
         """Queue `slots` (distinct, none queued) at the recent end; the first of them is evicted first."""
         m = len(slots)
         self._make_room(m)
@@ -92,12 +91,12 @@ class EvictionQueue:
         self._tail += m
         self._live += m
 
-    def lift(self, slots: AnySlots) -> None:
+    def lift(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, all queued) out and remember where they were, until they are queued again."""
         self._seat[slots] *= -1
         self._live -= len(slots)
 
-    def restore(self, slots: AnySlots) -> None:
+    def restore(self, slots: SlotArray) -> None:
         """Queue `slots` (distinct, none queued) where they were lifted from, or before all others if that has gone."""
         at = slots.astype(np.int64)
         self._make_room(len(at))
@@ -132,44 +131,45 @@ class EvictionQueue:
             self._head = start + size
             scan_limit -= size
 
-    def renew(self, slots: AnySlots) -> None:
+    def renew(self, slots: SlotArray) -> None:
         """Move `slots` (distinct, all queued) to the recent end, in this order."""
         self.drop(slots)
         self.push(slots)
 
-    def drop(self, slots: AnySlots) -> None:
+    def drop(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
         self._seat[slots] = 0
         self._live -= len(slots)
 
-    def pop(self, n: int, scan_limit: int) -> SlotArray:
+    def pop(self, n: int, scan_limit: int) -> IntArray:
         """Take up to `n` slots off the cold end, looking at `scan_limit` entries at most.
 
         Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
         """
-        taken: list[SlotArray] = []
+        taken: list[IntArray] = []
         while n > 0 and scan_limit > 0 and self._live:
             start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
             if not size:
                 break  # the count is wrong, which an audit reports: never a loop without end
-            live = self._live_between(start, size)
-            slots = self._entries(start, size)[live]
+            entries = self._entries(start, size).astype(np.int64)
+            live = self._seat[entries] == np.arange(start, start + size)
+            slots = entries[live]
             self._head = start + size
             if len(slots) > n:
                 self._head = start + int(live.nonzero()[0][n])
                 slots = slots[:n]
-            self._seat[slots.astype(np.int64)] = 0
+            self._seat[slots] = 0
             self._live -= len(slots)
             n -= len(slots)
             scan_limit -= size
             taken.append(slots)
         if len(taken) == 1:
             return taken[0]
-        return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
+        return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
-    def peek(self, n: int, scan_limit: int) -> SlotArray:
+    def peek(self, n: int, scan_limit: int) -> IntArray:
         """What `pop` would take; changes nothing."""
-        taken: list[SlotArray] = []
+        taken: list[IntArray] = []
         position = self._head
         while n > 0 and scan_limit > 0 and position < self._tail:
             if self._passing and self._packed <= position < self._reader:
@@ -177,14 +177,14 @@ class EvictionQueue:
                 continue
             stop = self._packed if self._passing and position < self._packed else self._tail
             size = min(max(n, _MIN_SCAN), scan_limit, stop - position, self._size - position % self._size)
-            slots = self._entries(position, size)[self._live_between(position, size)][:n]
+            slots = self._entries(position, size)[self._live_between(position, size)][:n].astype(np.int64)
             n -= len(slots)
             scan_limit -= size
             position += size
             taken.append(slots)
-        return np.concatenate(taken) if taken else np.empty(0, dtype=np.int32)
+        return np.concatenate(taken) if taken else np.empty(0, np.int64)
 
-    def is_misplaced(self, slots: AnySlots) -> BoolArray:
+    def is_misplaced(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` are queued and have no live entry: `pop` would never come to them."""
         seats = self._seat.take(slots)
         lies = (seats >= self._head) & (seats < self._tail) & (self._ring.take(seats % self._size) == slots)
@@ -219,7 +219,7 @@ class EvictionQueue:
             self.trim(m + _SPARE_STEPS)
             self._compact(m)
 
-    def _write(self, position: int, slots: AnySlots) -> None:
+    def _write(self, position: int, slots: SlotArray) -> None:
         """Seat `slots` at `position` and behind it."""
         m = len(slots)
         at = position % self._size
@@ -231,7 +231,7 @@ class EvictionQueue:
             self._ring[: m - first] = slots[first:]
         self._seat[slots.astype(np.int64, copy=False)] = np.arange(position, position + m)
 
-    def _entries(self, start: int, size: int) -> SlotArray:
+    def _entries(self, start: int, size: int) -> TableArray:
         """The entries of `[start, start + size)`, a view; the range does not wrap."""
         at = start % self._size
         return self._ring[at : at + size]

@@ -6,8 +6,7 @@ else (law 2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.core.lookup import GroupResidency, Residency
-from aiokv.model.ids import BoolArray, IntArray, SlotArray
+from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState
 
@@ -25,20 +24,18 @@ __all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "pla
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
 
-_NO_POSITIONS: Final[IntArray] = np.zeros(0, np.int64)
-_NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
+_NOTHING: Final[IntArray] = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GroupPlan:
+class GroupPlan(NamedTuple):
     """One group's part of a plan. Positions are absolute block positions, ascending."""
 
     hit_positions: IntArray
-    hit_slots: SlotArray
+    hit_slots: IntArray
     load_positions: IntArray
-    load_sources: SlotArray
+    load_sources: IntArray
     join_positions: IntArray
-    join_sources: SlotArray
+    join_sources: IntArray
     is_loaded: BoolArray
     """Over the blocks of the prefix: comes from the CPU tier, by a load of its own or a joined one."""
     claim_start: int
@@ -53,19 +50,15 @@ class GroupPlan:
         return len(self.load_positions) + self.claim_stop - self.claim_start + self.state_claims
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AcquirePlan:
+class AcquirePlan(NamedTuple):
     """What admission would do. Valid until a pool changes."""
 
     length: int
     groups: tuple[GroupPlan, ...]
     hit: Hit
     switches: int
-
-    @property
-    def claims(self) -> int:
-        """GPU slots claimed in all."""
-        return sum(group.claims for group in self.groups)
+    claims: int
+    """GPU slots claimed in all."""
 
     @property
     def slots(self) -> int:
@@ -73,12 +66,12 @@ class AcquirePlan:
         return self.claims + sum(len(group.hit_slots) + len(group.join_sources) for group in self.groups)
 
     @property
-    def hit_slots(self) -> SlotArray:
+    def hit_slots(self) -> IntArray:
         """GPU slots to pin, distinct."""
         return _concatenated([group.hit_slots for group in self.groups])
 
     @property
-    def load_sources(self) -> SlotArray:
+    def load_sources(self) -> IntArray:
         """CPU slots that get a load of their own, distinct."""
         return _concatenated([group.load_sources for group in self.groups])
 
@@ -119,9 +112,13 @@ def _plan(
         for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
     )
     loads = [group.is_loaded for group in groups]
-    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    switches = count_switches(geometry, length=length, loads=loads, covered=covered)
-    return AcquirePlan(length=length, groups=groups, hit=hit, switches=switches)
+    return AcquirePlan(
+        length=length,
+        groups=groups,
+        hit=attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered),
+        switches=count_switches(geometry, length=length, loads=loads, covered=covered),
+        claims=sum(group.claims for group in groups),
+    )
 
 
 def _plan_group(
@@ -136,23 +133,28 @@ def _plan_group(
 ) -> GroupPlan:
     block = geometry.effective_block_size(index)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
-    hits = on_gpu.nonzero()[0] + covered.start
+    hits = on_gpu.nonzero()[0]
+    hits += covered.start
     is_loaded = np.zeros(covered.stop, np.bool_)
-    misses, sources, joins = _NO_POSITIONS, _NO_SLOTS, is_loaded[:0]
+    loads = load_sources = joins = join_sources = _NOTHING
     if len(hits) < len(on_gpu):
-        misses = (~on_gpu).nonzero()[0] + covered.start
+        misses = (~on_gpu).nonzero()[0]
+        misses += covered.start
         is_loaded[misses] = True
-        sources = residency.cpu_slots[misses]
-        joins = inflight.loading_ids(sources) != 0
+        loads, load_sources = misses, residency.cpu_slots[misses]
+        is_joined = inflight.loading_ids(load_sources) != 0
+        if np.count_nonzero(is_joined):
+            joins, join_sources = loads[is_joined], load_sources[is_joined]
+            loads, load_sources = loads[~is_joined], load_sources[~is_joined]
     capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
         hit_positions=hits,
         hit_slots=residency.gpu_slots[hits],
-        load_positions=misses[~joins],
-        load_sources=sources[~joins],
-        join_positions=misses[joins],
-        join_sources=sources[joins],
+        load_positions=loads,
+        load_sources=load_sources,
+        join_positions=joins,
+        join_sources=join_sources,
         is_loaded=is_loaded,
         claim_start=covered.stop,
         claim_stop=covered.stop if recurrent else max(-(-capacity // block), covered.stop),
@@ -169,5 +171,5 @@ def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: 
     return min(whole, length + request.first_chunk)
 
 
-def _concatenated(parts: list[SlotArray]) -> SlotArray:
+def _concatenated(parts: list[IntArray]) -> IntArray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

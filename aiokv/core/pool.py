@@ -32,10 +32,10 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.core.pool_values import NOTHING_EVICTED, AnySlots, Evicted, NamedSlots, PoolCounts
+from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, NamedSlots, PoolCounts
 from aiokv.core.pool_view import PoolView
 from aiokv.errors import ForeignBlock, UsageError
-from aiokv.model.ids import BoolArray, DigestArray, IntArray
+from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 
 __all__ = ["Evicted", "NamedSlots", "Pool", "PoolCounts"]
 
@@ -52,13 +52,13 @@ class Pool(PoolView):
         """Pass up to `scan_limit` entries at the cold end that stand for nothing; the order stays."""
         self._queue.trim(scan_limit)
 
-    def pin(self, slots: AnySlots) -> None:
+    def pin(self, slots: SlotArray) -> None:
         """Hold `slots` (distinct, each resident or pinned).
 
         Raises ForeignBlock for a free slot, and UsageError if claims would outgrow what is left; nothing is changed.
         """
-        at = slots.astype(np.int64)
-        pins = self._pins.take(at)
+        at = slots.astype(np.int64, copy=False)
+        pins = self._pins[at]
         busy = int(np.count_nonzero(pins))
         if busy < len(at):
             idle = at[pins == 0] if busy else at
@@ -66,10 +66,11 @@ class Pool(PoolView):
             if len(idle) > self.available:
                 raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
             self._queue.lift(idle)
-        self._pins[at] = pins + _ONE
+        pins += _ONE
+        self._pins[at] = pins
         self._tell(at)
 
-    def unpin(self, slots: AnySlots, times: NDArray[np.int32] | None = None) -> None:
+    def unpin(self, slots: SlotArray, times: NDArray[np.int32] | None = None) -> None:
         """Let go of `slots` (distinct, pinned) in eviction order: of those that become evictable the first goes first.
 
         Drops one pin of each, or `times[i]` of them. Slots without a current key are free at their last pin.
@@ -79,12 +80,12 @@ class Pool(PoolView):
             self._queue.push(self._free_keyless(idle))
         self._tell(slots)
 
-    def unpin_in_place(self, slots: AnySlots) -> None:
+    def unpin_in_place(self, slots: SlotArray) -> None:
         """Like `unpin`, but what becomes evictable returns to where it was pinned, or goes first if that has gone."""
         self._queue.restore(self._free_keyless(self._drop_pins(slots)))
         self._tell(slots)
 
-    def touch(self, slots: AnySlots) -> None:
+    def touch(self, slots: SlotArray) -> None:
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
         queued = self._queue.is_queued(slots)
         self._queue.renew(slots if np.count_nonzero(queued) == len(slots) else slots[queued])
@@ -113,12 +114,12 @@ class Pool(PoolView):
             coldest = self._queue.pop(n - len(slots), scan_limit)
             evicted = self._index.remove(coldest)
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
-        self._pins[slots.astype(np.int64)] = _ONE
+        self._pins[slots] = _ONE
         self._claimed -= len(slots)
         self._tell(slots)
         return NamedSlots(slots, evicted)
 
-    def register(self, slots: AnySlots, keys: DigestArray, group: int) -> BoolArray:  # noqa: PLR0917
+    def register(self, slots: SlotArray, keys: DigestArray, group: int) -> BoolArray:  # noqa: PLR0917
         """Make reserved `slots[i]` findable under `keys[i]`; False where the key is resident: that slot stays private.
 
         Of a key that comes twice in one batch the first slot gets it. A slot becomes evictable when its last pin goes.
@@ -135,7 +136,7 @@ class Pool(PoolView):
         self._tell(slots)
         return self._index.insert(slots, keys, group=group)
 
-    def evict(self, slots: AnySlots) -> Evicted:
+    def evict(self, slots: SlotArray) -> Evicted:
         """Free these evictable `slots` (distinct); ForeignBlock, nothing changed, if one is pinned or has no key."""
         self._require(self._queue.is_queued(slots), slots)
         self._queue.drop(slots)
@@ -144,14 +145,14 @@ class Pool(PoolView):
         self._tell(slots)
         return evicted
 
-    def unregister(self, slots: AnySlots) -> Evicted:
+    def unregister(self, slots: SlotArray) -> Evicted:
         """Take the keys off pinned resident `slots` (distinct): they are reserved again. Else ForeignBlock."""
         self._require(self._pins.take(slots), slots)
         self._require(self._index.is_indexed(slots), slots)
         self._tell(slots)
         return self._index.remove(slots)
 
-    def quarantine(self, slots: AnySlots) -> Evicted:
+    def quarantine(self, slots: SlotArray) -> Evicted:
         """Take pinned `slots` (distinct) out of use for good, with their keys. ForeignBlock if one has no pin."""
         self._require(self._pins.take(slots), slots)
         evicted = self._index.remove(slots[self._index.is_indexed(slots)])
@@ -179,18 +180,18 @@ class Pool(PoolView):
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
 
-    def _tell(self, slots: AnySlots) -> None:
+    def _tell(self, slots: SlotArray) -> None:
         """These have changed, or are about to within this call."""
         for watch in self.watchers:
             watch.note(slots)
 
-    def _require(self, held: NDArray[np.int32] | BoolArray, slots: AnySlots) -> None:
+    def _require(self, held: NDArray[np.int32] | BoolArray, slots: SlotArray) -> None:
         if np.count_nonzero(held) < len(slots):
             raise ForeignBlock(int(slots[int((held == 0).argmax())]), tier=self._tier.value)
 
-    def _drop_pins(self, slots: AnySlots, times: NDArray[np.int32] | None = None) -> IntArray:
-        at = slots.astype(np.int64)
-        pins = self._pins.take(at)
+    def _drop_pins(self, slots: SlotArray, times: NDArray[np.int32] | None = None) -> IntArray:
+        at = slots.astype(np.int64, copy=False)
+        pins = self._pins[at]
         self._require(pins if times is None else pins >= times, at)
         pins -= _ONE if times is None else times
         self._pins[at] = pins

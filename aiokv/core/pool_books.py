@@ -16,9 +16,9 @@ from aiokv.core import slot_facts
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
-from aiokv.core.pool_values import AnySlots, PoolCounts
+from aiokv.core.pool_values import PoolCounts
 from aiokv.core.slot_facts import count_patterns, find_broken_rules, find_wrong_counts
-from aiokv.model.ids import BoolArray
+from aiokv.model.ids import BoolArray, SlotArray
 
 __all__ = ["PoolBooks"]
 
@@ -38,7 +38,7 @@ class PoolBooks:
         """One more than the largest slot."""
         return len(self.pins)
 
-    def find_facts(self, slots: AnySlots, *, stacked: NDArray[np.int8]) -> NDArray[np.uint16]:
+    def find_facts(self, slots: SlotArray, *, stacked: NDArray[np.int8]) -> NDArray[np.uint16]:
         """The pattern of each of `slots`, of which `stacked[i]` tells how often it lies on the free stack."""
         pins = self.pins.take(slots)
         facts = np.zeros(len(slots), np.uint16)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import DigestArray, IntArray, SlotArray
+from aiokv.model.ids import DigestArray, IntArray
 
-__all__ = ["NOTHING_EVICTED", "AnySlots", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
+__all__ = ["NOTHING_EVICTED", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts"]
 
-AnySlots = SlotArray | IntArray
-"""Slots, shape `[n]`; `int64` saves numpy a conversion at each gather and scatter."""
 GroupArray = NDArray[np.int16]
 """Group indices, shape `[n]`."""
 
@@ -40,11 +38,10 @@ class Evicted:
 NOTHING_EVICTED: Final = Evicted(np.empty((0, 4), np.uint64), np.empty(0, np.int16))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NamedSlots:
+class NamedSlots(NamedTuple):
     """Claims turned into reserved slots, each pinned once, and the keys that were evicted for them."""
 
-    slots: SlotArray
+    slots: IntArray
     evicted: Evicted
 
 

@@ -12,7 +12,7 @@ from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
-from aiokv.core.pool_values import AnySlots, GroupArray, PoolCounts
+from aiokv.core.pool_values import GroupArray, PoolCounts
 from aiokv.core.watching import SlotWatch
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, SlotArray, Tier
@@ -128,19 +128,19 @@ class PoolView:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""
         return self._queue.peek(n, scan_limit)
 
-    def key_of(self, slots: AnySlots) -> DigestArray:
+    def key_of(self, slots: SlotArray) -> DigestArray:
         """The digests of resident `slots`."""
         return self._index.key_of(slots)
 
-    def group_of(self, slots: AnySlots) -> GroupArray:
+    def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where there is no key."""
         return self._index.group_of(slots)
 
-    def pins_of(self, slots: AnySlots) -> NDArray[np.int32]:
+    def pins_of(self, slots: SlotArray) -> NDArray[np.int32]:
         """How many pins each of `slots` has."""
         return self._pins.take(slots)
 
-    def count_unpinned(self, slots: AnySlots) -> int:
+    def count_unpinned(self, slots: SlotArray) -> int:
         """How many of these resident `slots` have no pin: by so many a `pin` of them lowers `available`."""
         return len(slots) - int(np.count_nonzero(self._pins.take(slots)))
 

@@ -15,7 +15,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import IntArray, SlotArray
+from aiokv.model.ids import IntArray, SlotArray, TableArray
 
 __all__ = ["HeldSlots", "SlotCounts", "SlotTimes", "count_repeats"]
 
@@ -113,7 +113,7 @@ class SlotCounts:
     __slots__ = ("_counts", "_live", "_slots", "num_holders")
 
     def __init__(self) -> None:
-        self._slots: SlotArray = np.zeros(0, np.int32)
+        self._slots: TableArray = np.zeros(0, np.int32)
         self._counts: SlotTimes = np.zeros(0, np.int32)
         self._live = 0
         self.num_holders = 0
@@ -124,7 +124,7 @@ class SlotCounts:
         return self._live
 
     @property
-    def slots(self) -> SlotArray:
+    def slots(self) -> TableArray:
         """Those that are held, distinct, ascending."""
         return self._slots[self._counts > 0]
 
@@ -136,7 +136,7 @@ class SlotCounts:
     def add(self, slots: SlotArray) -> None:
         """One more holder of each of `slots`."""
         self.num_holders += len(slots)
-        new = np.sort(slots)
+        new = np.sort(slots.astype(np.int32, copy=False))
         at = np.searchsorted(self._slots, new)
         known = at < len(self._slots)
         known[known] = self._slots[at[known]] == new[known]

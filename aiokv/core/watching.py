@@ -11,8 +11,7 @@ from typing import final
 
 import numpy as np
 
-from aiokv.core.pool_values import AnySlots
-from aiokv.model.ids import BoolArray, IntArray
+from aiokv.model.ids import BoolArray, IntArray, SlotArray
 
 __all__ = ["ChangedHolders", "SlotWatch", "StackWatch"]
 
@@ -38,7 +37,7 @@ class SlotWatch:
         """Whether some slots have never been looked at."""
         return self._cursor < len(self._is_due)
 
-    def note(self, slots: AnySlots) -> None:
+    def note(self, slots: SlotArray) -> None:
         """These have changed; those that are due anyway are not put down again."""
         fresh = slots[~self._is_due.take(slots)].astype(np.int64)
         if len(fresh):

@@ -20,11 +20,11 @@ from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
-from aiokv.core.pool_values import Epochs
+from aiokv.core.pool_values import NOTHING_EVICTED, Epochs
 from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
@@ -151,16 +151,16 @@ class World:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
         return self.gpu if tier is Tier.GPU else self.cpu
 
-    def name_gpu(self, count: int) -> SlotArray:
+    def name_gpu(self, count: int) -> IntArray:
         """Name up to `count` claimed GPU slots, evicting where none is free; fewer when the scan limit is reached."""
         slots = self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
         self.note_moves(len(slots))
         return slots
 
-    def reserve_cpu(self, count: int) -> SlotArray:
+    def reserve_cpu(self, count: int) -> IntArray:
         """Claim and name up to `count` CPU slots, as many as are available."""
         if self.cpu is None:
-            return np.zeros(0, np.int32)
+            return np.zeros(0, np.int64)
         count = min(count, self.cpu.available)
         self.cpu.claim(count)
         slots = self._counted(self.cpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.CPU)
@@ -287,6 +287,7 @@ class World:
         """What a copy brings is registered, and stores are planned, only if neither tier was reset since."""
         return self.cpu is not None and holder.epochs == self.epochs
 
-    def _counted(self, named: NamedSlots, *, tier: Tier) -> SlotArray:
-        self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)
+    def _counted(self, named: NamedSlots, *, tier: Tier) -> IntArray:
+        if named.evicted is not NOTHING_EVICTED:
+            self.forget(tier, named.evicted, reason=EvictReason.CAPACITY)
         return named.slots

@@ -22,6 +22,7 @@ __all__ = [
     "IntArray",
     "KeyEnum",
     "SlotArray",
+    "TableArray",
     "Tier",
 ]
 
@@ -29,8 +30,10 @@ NULL_SLOT: Final = 0
 DIGEST_BYTES: Final = 32
 DIGEST_WORDS: Final = 4
 
-SlotArray = NDArray[np.int32]
-"""Slots, shape `[n]`."""
+SlotArray = NDArray[np.int32] | NDArray[np.int64]
+"""Slots, shape `[n]`. The core uses `int64`, which saves numpy a conversion at each gather and scatter."""
+TableArray = NDArray[np.int32]
+"""Slots as a block table holds them, shape `[n]`."""
 IntArray = NDArray[np.int64]
 """Positions or lengths, shape `[n]`."""
 BoolArray = NDArray[np.bool_]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from typing import NamedTuple, Self
 
-from aiokv.model.ids import BoolArray, Direction, KeyEnum, SlotArray
+from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray
 
 __all__ = [
     "Checksum",
@@ -110,12 +110,11 @@ class Hit:
             raise ValueError(f"the sources of {self} do not sum to the prompt")
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """The answer of an index to `n` keys: `slots[i]` has a meaning only where `present[i]`."""
 
     present: BoolArray
-    slots: SlotArray
+    slots: IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

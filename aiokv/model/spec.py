@@ -87,6 +87,9 @@ class CacheGeometry:
     hash_block_size: int
     context_parallel: int = 1
     sub_block_hits: bool = False
+    _block_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _alignment: int = field(init=False, repr=False, compare=False)
+    _full_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _require(isinstance(self.groups, tuple) and self.groups, "a geometry needs a tuple of at least one group")
@@ -103,6 +106,11 @@ class CacheGeometry:
                 f"hash_block_size {self.hash_block_size}",
             )
         _require(not self.sub_block_hits, "sub_block_hits is not supported by this version")
+        sizes = tuple(group.block_size * (self.context_parallel if group.sharded else 1) for group in self.groups)
+        order = sorted(range(len(sizes)), key=lambda i: not isinstance(self.groups[i], FullAttention))
+        object.__setattr__(self, "_block_sizes", sizes)
+        object.__setattr__(self, "_alignment", math.lcm(*sizes))
+        object.__setattr__(self, "_full_first", tuple(order))
 
     def group_index(self, name: str) -> int:
         """The position of the group called `name`; `ConfigError` names the known ones."""
@@ -114,16 +122,20 @@ class CacheGeometry:
 
     def effective_block_size(self, index: int) -> int:
         """Tokens per block of group `index`, context parallelism included."""
-        group = self.groups[index]
-        return group.block_size * (self.context_parallel if group.sharded else 1)
+        return self._block_sizes[index]
 
     def hashes_per_block(self, index: int) -> int:
         """Hash blocks in one block of group `index`."""
-        return self.effective_block_size(index) // self.hash_block_size
+        return self._block_sizes[index] // self.hash_block_size
+
+    @property
+    def full_first(self) -> tuple[int, ...]:
+        """The indices of all groups, those of full attention before the others."""
+        return self._full_first
 
     def alignment(self, align: int = 1) -> int:
         """`A` of the contract: the least common multiple of all effective block sizes and of `align`, in tokens."""
-        return math.lcm(align, *(self.effective_block_size(i) for i in range(len(self.groups))))
+        return math.lcm(align, self._alignment)
 
 
 def _is_positive_int(value: object) -> bool:

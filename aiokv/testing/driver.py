@@ -21,7 +21,7 @@ from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.core.slices import SLICE_BLOCKS
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings
 from aiokv.model.events import CacheEvent
-from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.ids import TableArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
@@ -154,7 +154,7 @@ class Driver:
         """The KV of the first tokens is written."""
         self.cache.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
-    def block_ids(self, record: LeaseRecord, *, group: int) -> SlotArray:
+    def block_ids(self, record: LeaseRecord, *, group: int) -> TableArray:
         """The block table of one group; finishes the naming."""
         return self.cache.block_ids(record, group=group)
 

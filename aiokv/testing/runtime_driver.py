@@ -18,7 +18,7 @@ from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.errors import AcquireTimeout, CapacityError, LeaseReleased
 from aiokv.model.events import CacheEvent
-from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.ids import TableArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import CopyBatch, Declined, Deferred, Outcome
 from aiokv.runtime.config import RuntimeConfig
@@ -129,7 +129,7 @@ class RuntimeDriver(WaitingDriver):
         """See `Driver`."""
         return self._lease(record).truncate(num_tokens)
 
-    def block_ids(self, record: LeaseRecord, *, group: int) -> SlotArray:
+    def block_ids(self, record: LeaseRecord, *, group: int) -> TableArray:
         """See `Driver`."""
         return self._lease(record).block_ids(self.setup.geometry.groups[group].name)
 

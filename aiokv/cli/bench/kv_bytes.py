@@ -16,7 +16,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import NULL_SLOT
+from aiokv.model.ids import NULL_SLOT, SlotArray
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
 __all__ = ["Codes", "KvBytes", "Verdict", "codes_of"]
@@ -96,7 +96,7 @@ class KvBytes:
         for memory in self._planes[group]:
             memory[slots[has_slot], tokens[has_slot] % self._blocks[group]] = _POISON
 
-    def poison_slots(self, group: str, slots: NDArray[np.int32]) -> None:
+    def poison_slots(self, group: str, slots: SlotArray) -> None:
         """Spoil whole blocks, or whole states."""
         for memory in self._planes[group]:
             memory[slots] = _POISON

@@ -1,0 +1,104 @@
+"""What benchmarks of single operations vary: the operation, where the prompt's blocks lie, the model, the sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiokv.errors import ConfigError
+from aiokv.model.ids import KeyEnum
+from aiokv.model.spec import CacheGeometry, FullAttention, SlidingWindow
+
+__all__ = ["BLOCK", "GEOMETRIES", "LAYOUTS", "Case", "Layout", "Model", "Operation"]
+
+BLOCK: Final = 16
+"""Tokens per block, in every group."""
+_WINDOW: Final = 1_024
+
+
+class Operation(KeyEnum):
+    """What is timed; each is described where it is implemented."""
+
+    HASH = "hash"
+    LOOKUP = "lookup"
+    RESERVE = "reserve"
+    RELEASE = "release"
+    STORE = "store"
+    LOAD = "load"
+    LIFECYCLE = "lifecycle"
+
+
+class Layout(KeyEnum):
+    """Where the prompt's blocks lie before a round. Those on the GPU have a CPU copy, as eager stores leave them."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    INTERLEAVED = "interleaved"
+    """Blocks 0, 2, 4 ... are on the GPU, the others in the CPU tier alone."""
+    MISS = "miss"
+
+
+class Model(KeyEnum):
+    """Which groups the model has."""
+
+    FULL = "full"
+    HYBRID = "hybrid"
+    """A full group and one with a sliding window of 1,024 tokens."""
+
+
+LAYOUTS: Final[Mapping[Operation, tuple[Layout, ...]]] = {
+    Operation.HASH: (Layout.MISS,),
+    Operation.LOOKUP: tuple(Layout),
+    Operation.RESERVE: (Layout.MISS,),
+    Operation.RELEASE: (Layout.GPU,),
+    Operation.STORE: (Layout.MISS,),
+    Operation.LOAD: (Layout.CPU, Layout.INTERLEAVED),
+    Operation.LIFECYCLE: tuple(Layout),
+}
+"""The layouts in which an operation exists."""
+
+_FULL: Final = FullAttention("full", block_size=BLOCK)
+GEOMETRIES: Final[Mapping[Model, CacheGeometry]] = {
+    Model.FULL: CacheGeometry(groups=(_FULL,), hash_block_size=BLOCK),
+    Model.HYBRID: CacheGeometry(
+        groups=(_FULL, SlidingWindow("window", block_size=BLOCK, window=_WINDOW)), hash_block_size=BLOCK
+    ),
+}
+"""The groups of each model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One measurement: a prompt of `blocks` blocks, pools of `pool_slots` slots in each tier.
+
+    `ConfigError` for a layout in which the operation does not exist, and for a prompt that does not fit into the pools.
+    """
+
+    operation: Operation
+    layout: Layout
+    model: Model
+    blocks: int
+    pool_slots: int
+
+    def __post_init__(self) -> None:
+        if self.layout not in LAYOUTS[self.operation]:
+            known = ", ".join(layout.value for layout in LAYOUTS[self.operation])
+            raise ConfigError(f"{self.operation.value} has no layout {self.layout.value!r}, only {known}")
+        if self.blocks < 1:
+            raise ConfigError(f"a prompt has at least one block, not {self.blocks}")
+        if self.operation is not Operation.HASH and self.slots > self.pool_slots:
+            raise ConfigError(
+                f"a prompt of {self.blocks} blocks takes {self.slots} slots with the model {self.model.value}, "
+                f"a pool of {self.pool_slots} has too few"
+            )
+
+    @property
+    def groups(self) -> int:
+        """Of the model."""
+        return len(GEOMETRIES[self.model].groups)
+
+    @property
+    def slots(self) -> int:
+        """What the prompt takes of a pool, in all groups: its blocks, and one more for the token after them."""
+        return (self.blocks + 1) * self.groups

@@ -1,0 +1,53 @@
+"""The operations of the synchronous core, one by one, on a cache with full pools: what each takes, and of what.
+
+`timing.py` a round and its clock · `prompts.py` tokens and keys · `world.py` the cache · `measured.py` the prompts of a
+case ·
+`hashing.py` `lookup.py` `release.py` `copies.py` `lifecycle.py` the operations.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from aiokv.cli.bench.cases import Case, Operation
+from aiokv.cli.bench.operations.copies import Load, Store
+from aiokv.cli.bench.operations.hashing import Hashing
+from aiokv.cli.bench.operations.lifecycle import Lifecycle
+from aiokv.cli.bench.operations.lookup import Lookup
+from aiokv.cli.bench.operations.release import Release
+from aiokv.cli.bench.operations.timing import Bench, Collector, Rounds, TimedOperation, Times
+from aiokv.cli.bench.operations.world import BenchWorld
+from aiokv.errors import ConfigError
+
+__all__ = ["Bench", "BenchWorld", "Collector", "Times", "open_case"]
+
+
+def open_case(case: Case, *, world: BenchWorld | None = None, collector: Collector = Collector.OFF) -> Bench:
+    """Have everything ready to time `case`: in `world`, which cases may share, or in a new one with full pools.
+
+    Python's garbage collector is as `collector` says while an operation is timed.
+    """
+    return Rounds(_operation_of(case, world=world), collector=collector)
+
+
+def _operation_of(case: Case, *, world: BenchWorld | None) -> TimedOperation:
+    if case.operation is Operation.HASH:
+        return Hashing(case)
+    if world is None:
+        world = BenchWorld(case.model, pool_slots=case.pool_slots)
+        world.fill(lambda _done: None)
+    if (world.model, world.pool_slots) != (case.model, case.pool_slots):
+        raise ConfigError(f"{case} is of another model or another size than the cache")
+    match case.operation:
+        case Operation.LOOKUP | Operation.RESERVE:
+            return Lookup(case, world=world)
+        case Operation.RELEASE:
+            return Release(case, world=world)
+        case Operation.STORE:
+            return Store(case, world=world)
+        case Operation.LOAD:
+            return Load(case, world=world)
+        case Operation.LIFECYCLE:
+            return Lifecycle(case, world=world)
+        case _:
+            assert_never(case.operation)
