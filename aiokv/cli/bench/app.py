@@ -6,12 +6,19 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import bridge, convoy, copy, soak, submit
+from aiokv.cli.bench import bridge, convoy, copy, events, soak, submit
 
 __all__ = ["NAME", "register"]
 
 NAME: Final = "bench"
-_BENCHMARKS: Final = (soak.register, convoy.register, copy.register, submit.register, bridge.register)
+_BENCHMARKS: Final = (
+    soak.register,
+    convoy.register,
+    copy.register,
+    submit.register,
+    bridge.register,
+    events.register,
+)
 
 
 def register(app: typer.Typer) -> None:
