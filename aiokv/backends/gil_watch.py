@@ -6,12 +6,29 @@ Then each call between two copies costs more than the copies, and fewer calls th
 from __future__ import annotations
 
 import time
-from typing import Final, final
+from typing import Final, Protocol, final
 
-__all__ = ["GilWatch"]
+__all__ = ["Gil", "GilWatch"]
 
 _STEPS_TO_BELIEVE: Final = 2
 """One step may have been interrupted by another program."""
+
+
+class Gil(Protocol):
+    """What a copy is told of the GIL, and tells of its steps."""
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether fewer calls are better than fewer bytes."""
+        ...
+
+    def begin(self) -> None:
+        """A step begins."""
+        ...
+
+    def end(self) -> None:
+        """A step has ended."""
+        ...
 
 
 @final

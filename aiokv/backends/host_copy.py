@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from aiokv.backends.arena import ByteRows, Fragment
 from aiokv.backends.copy_map import CopyMap, SlotIndex, Stretches
-from aiokv.backends.gil_watch import GilWatch
+from aiokv.backends.gil_watch import Gil
 
 __all__ = ["BOUNCE_BYTES", "STEP_BYTES", "HostRows", "Lane", "copy_steps", "cut_lanes"]
 
@@ -101,9 +101,7 @@ def cut_lanes(fragments: Iterable[Fragment], *, gpu_blocks: int, cpu_rows: ByteR
     return tuple(lanes)
 
 
-def copy_steps(
-    blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: ByteRows, gil: GilWatch
-) -> Iterator[None]:
+def copy_steps(blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: ByteRows, gil: Gil) -> Iterator[None]:
     """Copy one lane; every step moves at most `STEP_BYTES`. `bounce` is flat and at least one long row's length."""
     width = source.rows.shape[1]
     runs = len(blocks.runs)
@@ -145,9 +143,7 @@ def _copy_rows(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterat
         yield
 
 
-def _copy_runs(
-    blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: GilWatch
-) -> Iterator[None]:
+def _copy_runs(blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: Gil) -> Iterator[None]:
     """Run by run; once the GIL is scarce, what is left of short runs goes as if it were scattered."""
     most = room = STEP_BYTES // target.shape[1]
     are_short = len(blocks) * target.shape[1] < len(blocks.runs) * _CACHED_BYTES
@@ -188,7 +184,7 @@ def _gather(blocks: CopyMap, *, source: HostRows, target: ByteRows) -> Iterator[
 
 
 def _copy_scattered(
-    blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: GilWatch, start: int
+    blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: Gil, start: int
 ) -> Iterator[None]:
     """What is left from `start` on: row by row; through `bounce` where rows are short or the GIL is scarce."""
     width = target.shape[1]

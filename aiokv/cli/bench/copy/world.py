@@ -32,7 +32,8 @@ _ROOM: Final = 4
 _LOOK_S: Final = 200e-6
 _ALONE_QUERIES: Final = 100_000
 _CLOSE_S: Final = 30.0
-_POISON: Final = 0x5A
+_POISON: Final = {Direction.STORE: 0x5A, Direction.LOAD: 0xA5}
+"""Not the same, or what was never copied in one direction would look right in the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +103,9 @@ class CopyWorld:
         pairs = list(zip(batch.source_blocks.tolist(), batch.target_blocks.tolist(), strict=True))
         if direction is Direction.STORE:
             for _, target in pairs:
-                self._backend.cpu_slot(target)[:] = _POISON
+                self._backend.cpu_slot(target)[:] = _POISON[direction]
         else:
-            self._gpu[batch.target_blocks] = _POISON
+            self._gpu[batch.target_blocks] = _POISON[direction]
         _wait_for(self._backend.submit(batch))
         if direction is Direction.STORE:
             return sum(not np.array_equal(self._gpu[here], self._backend.cpu_slot(there)) for here, there in pairs)
