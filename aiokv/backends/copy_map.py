@@ -47,9 +47,10 @@ class CopyMap:
     __slots__ = ("_lists", "runs", "source", "source_stretches", "target", "target_stretches")
 
     def __init__(self, source_blocks: SlotArray, target_blocks: SlotArray) -> None:
-        order = _find_order(source_blocks, target_blocks)
-        self.source: SlotIndex = source_blocks[order].astype(np.intp)
-        self.target: SlotIndex = target_blocks[order].astype(np.intp)
+        source, target = source_blocks.astype(np.intp), target_blocks.astype(np.intp)
+        order = _find_order(source, target)
+        self.source: SlotIndex = source[order]
+        self.target: SlotIndex = target[order]
         source_jumps, target_jumps = np.diff(self.source) != 1, np.diff(self.target) != 1
         self.source_stretches = Stretches(source_jumps, total=len(self))
         """Pieces whose sources are adjacent."""
@@ -69,7 +70,7 @@ class CopyMap:
         return self._lists
 
 
-def _find_order(source: SlotArray, target: SlotArray) -> SlotIndex | slice:
+def _find_order(source: SlotIndex, target: SlotIndex) -> SlotIndex | slice:
     """By source or by target, whichever then has fewer stretches, if that is worth it; else as it is."""
     few = len(source) // _MANY_IN_A_STRETCH
     if min(_count_jumps(source), _count_jumps(target)) < few:
@@ -80,5 +81,5 @@ def _find_order(source: SlotArray, target: SlotArray) -> SlotIndex | slice:
     return np.argsort(side) if stretches < few else slice(None)
 
 
-def _count_jumps(slots: SlotArray) -> int:
+def _count_jumps(slots: SlotIndex) -> int:
     return int(np.count_nonzero(np.diff(slots) != 1))

@@ -355,7 +355,8 @@ async def test_the_looks_of_a_busy_stream_do_not_come_later_and_later(
     wrong_by: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop is always a little late; the next copy has begun all the same, when the one before it had ended."""
-    clock, timers, seen_after = [0.0], [], []
+    clock, seen_after = [0.0], []
+    timers: list[ManualTimer] = []
 
     def make_timer(_loop: object, callback: Callable[[], None]) -> ManualTimer:
         timers.append(ManualTimer(callback))
@@ -366,14 +367,12 @@ async def test_the_looks_of_a_busy_stream_do_not_come_later_and_later(
     bridge = Bridge(asyncio.get_running_loop(), wake_mode=WakeMode.POLL, stats=Stats())
     for place in range(COPIES):
         event = TimedEvent(clock, done_at=(place + 1) * COPY_S)
-        bridge.watch(
-            Direction.LOAD,
-            Watched(
-                event=event,
-                expected_s=COPY_S * wrong_by[place % 2],
-                on_end=lambda _status, _detail, event=event: seen_after.append(clock[0] - event.done_at),
-            ),
-        )
+
+        def on_end(_status: EventStatus, _detail: str, *, done_at: float = event.done_at) -> None:
+            seen_after.append(clock[0] - done_at)
+
+        watched = Watched(event=event, expected_s=COPY_S * wrong_by[place % 2], on_end=on_end)
+        bridge.watch(Direction.LOAD, watched)
     while bridge.in_flight:
         clock[0] += timers[0].delay_s + LATE_S
         timers[0].callback()

@@ -119,10 +119,10 @@ class CopyWorld:
 
     def _adjacent(self) -> SlotArray:
         first = int(self._random.integers(1, len(self._gpu) - self.blocks + 1))
-        return np.arange(first, first + self.blocks, dtype=np.int32)
+        return np.arange(first, first + self.blocks, dtype=np.int64)
 
     def _anywhere(self) -> SlotArray:
-        return (1 + self._random.permutation(len(self._gpu) - 1)[: self.blocks]).astype(np.int32)
+        return (1 + self._random.permutation(len(self._gpu) - 1)[: self.blocks]).astype(np.int64)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def opened_world(*, block_bytes: int, round_bytes: int) -> Iterator[CopyWorld]:
 
 def _queries_per_s(backend: HostBackend, stall: Stall) -> float:
     """How often a thread asks while nothing is copied: the first transfer stands still."""
-    one = np.ones(1, np.int32)
+    one = np.ones(1, np.int64)
     event = backend.submit(CopyBatch(direction=Direction.STORE, group=GROUP, source_blocks=one, target_blocks=one))
     try:
         stall.reached.wait()

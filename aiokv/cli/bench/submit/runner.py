@@ -97,9 +97,9 @@ def _batch(direction: Direction, lie: _Lie, *, copies: int, slots: int, random: 
 
 def _slots(lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -> SlotArray:
     if lie is _Lie.SCATTERED:
-        return (1 + random.permutation(slots - 1)[:copies]).astype(np.int32)
+        return (1 + random.permutation(slots - 1)[:copies]).astype(np.int64)
     first = int(random.integers(1, slots - copies + 1))
-    return np.arange(first, first + copies, dtype=np.int32)
+    return np.arange(first, first + copies, dtype=np.int64)
 
 
 def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
