@@ -36,7 +36,8 @@ _LONG_ROW_BYTES: Final = 32 << 10
 _FEW_RUNS: Final = 8
 """Up to so many runs a loop costs less than the fixed cost of a gather and a scatter."""
 _FEWER_CALLS: Final = 4
-"""A scatter or gather takes a little longer per call and per row: it must save that many calls."""
+"""A scatter or gather takes a little longer per call and per row, both one after the other twice as long: so many times
+fewer calls must be left."""
 _ROWS_BETWEEN_LOOKS: Final = 8
 """So many rows are copied by a loop before it looks whether the GIL has become scarce."""
 _SMALLEST_UNIT: Final = 256
@@ -111,7 +112,7 @@ def copy_steps(blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: B
         return _gather(blocks, source=source, target=target.rows)
     if runs <= len(blocks) // 2 and (runs <= _FEW_RUNS or len(blocks) * width >= runs * _LONG_ROW_BYTES):
         return _copy_runs(blocks, source=source, target=target.rows, bounce=bounce, gil=gil)
-    if runs <= _FEW_RUNS or width > len(bounce) // 2:
+    if runs <= _FEW_RUNS or width * 2 * _FEWER_CALLS > len(bounce):
         return _copy_rows(blocks, source=source.rows, target=target.rows)
     return _copy_scattered(blocks, source=source, target=target.rows, bounce=bounce, gil=gil, start=0)
 
