@@ -6,7 +6,7 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import bridge, convoy, copy, events, soak, submit
+from aiokv.cli.bench import bridge, convoy, copy, events, operation_commands, soak, submit
 
 __all__ = ["NAME", "register"]
 
@@ -18,6 +18,7 @@ _BENCHMARKS: Final = (
     submit.register,
     bridge.register,
     events.register,
+    operation_commands.register,
 )
 
 

@@ -10,7 +10,7 @@ from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 from aiokv.model.spec import CacheGeometry, FullAttention, SlidingWindow
 
-__all__ = ["BLOCK", "GEOMETRIES", "LAYOUTS", "Case", "Layout", "Model", "Operation"]
+__all__ = ["BLOCK", "GEOMETRIES", "LAYOUTS", "Case", "Collector", "Layout", "Model", "Operation"]
 
 BLOCK: Final = 16
 """Tokens per block, in every group."""
@@ -45,6 +45,13 @@ class Model(KeyEnum):
     FULL = "full"
     HYBRID = "hybrid"
     """A full group and one with a sliding window of 1,024 tokens."""
+
+
+class Collector(KeyEnum):
+    """Python's garbage collector while an operation is timed."""
+
+    ON = "on"
+    OFF = "off"
 
 
 LAYOUTS: Final[Mapping[Operation, tuple[Layout, ...]]] = {

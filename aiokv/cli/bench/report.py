@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 from rich.markup import escape
@@ -15,15 +15,22 @@ from aiokv.model.numbers import is_number
 
 __all__ = ["BenchReport", "conclude"]
 
+_LARGE: Final = 1_000
+"""From here on people need no fraction, and no exponent."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What one benchmark found: `figures` by name, flat or one level deep, and what is not as promised."""
+    """What one benchmark found: `figures` by name, flat or one level deep, and what is not as promised.
+
+    `cases` are figures of the same names for each of several measurements: a row each, where people read.
+    """
 
     benchmark: str
     schema_version: int
     figures: Mapping[str, object]
     complaints: tuple[str, ...]
+    cases: tuple[Mapping[str, object], ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """The object that `--json` prints, without its `schema_version`."""
@@ -31,6 +38,7 @@ class BenchReport:
             "benchmark": self.benchmark,
             "ok": not self.complaints,
             **self.figures,
+            **({"cases": [dict(case) for case in self.cases]} if self.cases else {}),
             "complaints": list(self.complaints),
         }
 
@@ -58,10 +66,27 @@ def _print_table(report: BenchReport) -> None:
             table.add_row(escape(name), _shown(value))
     console = stdout()
     console.print(table)
+    if report.cases:
+        console.print()
+        console.print(_table_of(report.cases))
     console.print("\n[bold red]not as promised[/]" if report.complaints else "\n[green]as promised[/]")
 
 
+def _table_of(cases: tuple[Mapping[str, object], ...]) -> Table:
+    """A row per case; what has parts is folded where the terminal is narrow, and left out where no case has any."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    names = [name for name in cases[0] if any(case[name] != {} for case in cases)]
+    for name in names:
+        is_single = not isinstance(cases[0][name], Mapping)
+        table.add_column(escape(name), justify="right" if is_single else "left", no_wrap=is_single)
+    for case in cases:
+        table.add_row(*(_shown(case[name]) for name in names))
+    return table
+
+
 def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{escape(str(name))} {_shown(part)}" for name, part in value.items())
     if not is_number(value):
         return escape(str(value))
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:,.4g}"

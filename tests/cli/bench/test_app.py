@@ -17,7 +17,7 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    assert "convoy" in shown
+    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +31,8 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    loaded = {"torch", "aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner"} & set(sys.modules)
+    runs = ("aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner", "aiokv.cli.bench.operations")
+    loaded = {"torch", *runs} & set(sys.modules)
     assert not loaded, loaded
 """
 
@@ -42,7 +43,7 @@ def test_a_benchmark_is_loaded_when_it_runs() -> None:
 
 
 def report_of(*complaints: str) -> BenchReport:
-    figures = {"blocks": 12_345, "is_so": True, "way": {"ms": 1.5, "[odd]": "[red]"}}
+    figures = {"blocks": 12_345, "is_so": True, "us": 23_456.7, "way": {"ms": 1.5, "[odd]": "[red]"}}
     return BenchReport(benchmark="sample", schema_version=3, figures=figures, complaints=complaints)
 
 
@@ -65,6 +66,27 @@ def test_people_read_a_row_per_figure(capsys: pytest.CaptureFixture[str]) -> Non
         conclude(report_of(), as_json=False)
     shown = capsys.readouterr().out
     assert "12,345" in shown
+    assert "23,457" in shown
     assert "way.[odd]" in shown
     assert "[red]" in shown
     assert "as promised" in shown
+
+
+def test_people_read_a_row_per_case_with_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    cases = ({"size": 5, "parts": {"a": 1.5, "b": 2}, "none": {}}, {"size": 6_000, "parts": {"a": 2.5}, "none": {}})
+    report = BenchReport(benchmark="sample", schema_version=3, figures={}, complaints=(), cases=cases)
+    with pytest.raises(typer.Exit):
+        conclude(report, as_json=False)
+    shown = capsys.readouterr().out
+    header, first, second = (line.split() for line in shown.splitlines()[2:5])
+    assert header == ["size", "parts"]
+    assert (first, second) == (["5", "a", "1.5,", "b", "2"], ["6,000", "a", "2.5"])
+
+
+def test_programs_read_a_list_of_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    report = BenchReport(
+        benchmark="sample", schema_version=3, figures={"n": 1}, complaints=(), cases=({"size": 5, "parts": {"a": 1.5}},)
+    )
+    with pytest.raises(typer.Exit):
+        conclude(report, as_json=True)
+    assert json.loads(capsys.readouterr().out)["cases"] == [{"size": 5, "parts": {"a": 1.5}}]

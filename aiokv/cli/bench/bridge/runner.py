@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from aiokv.cli.bench.bridge.rounds import WakeUps, opened_crowd
 from aiokv.cli.bench.bridge.settings import BUDGET, BridgeSettings
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.spread import spread_of
+from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
 
 __all__ = ["SCHEMA_VERSION", "bridge", "complaints_about"]
@@ -25,13 +26,25 @@ def bridge(settings: BridgeSettings) -> BenchReport:
     """Run it, in a loop of its own, with progress on stderr."""
     with new_still_progress() as progress, collections_off():
         task = progress.add_task("bridge", total=1 + settings.repeats * len(settings.in_flight))
-        figures = run(_measure(settings, step=lambda: progress.update(task, advance=1, refresh=True)))
+        found = run(_measure(settings, step=lambda: progress.update(task, advance=1, refresh=True)))
     return BenchReport(
-        benchmark="bridge", schema_version=SCHEMA_VERSION, figures=figures, complaints=complaints_about(figures)
+        benchmark="bridge",
+        schema_version=SCHEMA_VERSION,
+        figures=found.figures,
+        complaints=complaints_about(found.figures),
+        cases=found.cases,
     )
 
 
-async def _measure(settings: BridgeSettings, *, step: Callable[[], None]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Of the whole, and of each number in flight."""
+
+    figures: Mapping[str, Any]
+    cases: tuple[Mapping[str, Any], ...]
+
+
+async def _measure(settings: BridgeSettings, *, step: Callable[[], None]) -> _Found:
     seen: dict[int, list[WakeUps]] = {size: [] for size in settings.in_flight}
     async with AsyncExitStack() as stack:
         crowds = {
@@ -43,17 +56,19 @@ async def _measure(settings: BridgeSettings, *, step: Callable[[], None]) -> dic
                 seen[size].append(await crowd.run_round())
                 step()
         idle = await listen_to_idle(crowds[max(crowds)].kv, seconds=settings.idle_ms / 1e3)
-    return {
+    figures = {
         "driver": "clocked",
-        "garbage_collection": "off",
+        "gc": "off",
         "repeats": settings.repeats,
         "completions": settings.completions,
         "copy_us": settings.copy_us,
         "ratio": round(_ratio(seen), 3),
         "budget": BUDGET,
-        **{f"in_flight_{size}": _figures(found) for size, found in seen.items()},
         "idle": _idle_figures(idle),
+        **describe_interpreter(),
     }
+    cases = [{"in_flight": size} | _figures(found) for size, found in seen.items()]
+    return _Found(figures=figures, cases=tuple(cases))
 
 
 def _figures(found: Sequence[WakeUps]) -> dict[str, Any]:
@@ -61,8 +76,8 @@ def _figures(found: Sequence[WakeUps]) -> dict[str, Any]:
     return {
         "completions": len(latencies),
         "least_in_flight": min(one.least_in_flight for one in found),
-        **spread_of("latency_us", latencies),
-        **spread_of("loop_us_per_request", [1e6 * one.loop_s / len(one.latencies_s) for one in found]),
+        "latency_us": Spread.of(latencies).figures(),
+        "loop_us_per_request": Spread.of([1e6 * one.loop_s / len(one.latencies_s) for one in found]).figures(),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, CopySetting
 from aiokv.cli.bench.copy.world import CopyWorld, Shared, Took, opened_world
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.spread import spread_of
+from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
 from aiokv.model.ids import Direction
 
@@ -34,24 +34,25 @@ def copy(settings: CopySettings) -> BenchReport:
     """Run it, with a progress bar on stderr."""
     with new_still_progress() as progress:
         task = progress.add_task("copy", total=len(settings.block_bytes) * (1 + settings.repeats))
-        cases: dict[str, dict[str, Any]] = {}
+        cases: list[Mapping[str, Any]] = []
         for size in settings.block_bytes:
-            cases |= _measure_size(size, settings, step=lambda: progress.update(task, advance=1, refresh=True))
+            cases += _measure_size(size, settings, step=lambda: progress.update(task, advance=1, refresh=True))
     return BenchReport(
         benchmark="copy",
         schema_version=SCHEMA_VERSION,
         figures={
             "driver": "host",
-            "garbage_collection": "off",
+            "gc": "off",
             "repeats": settings.repeats,
             "round_bytes": settings.round_bytes,
-            **cases,
+            **describe_interpreter(),
         },
         complaints=complaints_about(cases),
+        cases=tuple(cases),
     )
 
 
-def _measure_size(size: int, settings: CopySettings, *, step: Callable[[], None]) -> dict[str, dict[str, Any]]:
+def _measure_size(size: int, settings: CopySettings, *, step: Callable[[], None]) -> list[Mapping[str, Any]]:
     seen = {case: _Seen() for case in _CASES}
     with opened_world(block_bytes=size, round_bytes=settings.round_bytes) as world, collections_off():
         for case, found in seen.items():
@@ -62,10 +63,11 @@ def _measure_size(size: int, settings: CopySettings, *, step: Callable[[], None]
                 _one_round(world, case, found=found)
             step()
         moved = world.blocks * size
-    return {
-        f"{direction.value}_{lie.value}_{_size_name(size)}": _figures(found, block_bytes=size, moved=moved)
+    return [
+        {"direction": direction.value, "slots": lie.value, "block_bytes": size}
+        | _figures(found, block_bytes=size, moved=moved)
         for (direction, lie), found in seen.items()
-    }
+    ]
 
 
 def _one_round(world: CopyWorld, case: tuple[Direction, Lie], *, found: _Seen) -> None:
@@ -75,16 +77,15 @@ def _one_round(world: CopyWorld, case: tuple[Direction, Lie], *, found: _Seen) -
 
 
 def _figures(found: _Seen, *, block_bytes: int, moved: int) -> dict[str, Any]:
-    pairs = list(zip(found.plain, found.copied, strict=True))
+    pairs = zip(found.plain, found.copied, strict=True)
     return {
-        "block_bytes": block_bytes,
-        **spread_of("gb_per_s", [moved / copied.seconds / 1e9 for copied in found.copied]),
-        **spread_of("plain_gb_per_s", [moved / plain.seconds / 1e9 for plain in found.plain]),
-        **spread_of("us_per_block", [1e6 * copied.cpu_seconds * block_bytes / moved for copied in found.copied]),
-        **spread_of("ratio", [plain.cpu_seconds / copied.cpu_seconds for plain, copied in pairs]),
+        "gb_per_s": Spread.of([moved / copied.seconds / 1e9 for copied in found.copied]).figures(),
+        "plain_gb_per_s": Spread.of([moved / plain.seconds / 1e9 for plain in found.plain]).figures(),
+        "us_per_block": round(_least_work(found.copied) * 1e6 * block_bytes / moved, 3),
+        "ratio": Spread.of([plain.cpu_seconds / copied.cpu_seconds for plain, copied in pairs]).figures(),
         "best_ratio": round(_least_work(found.plain) / _least_work(found.copied), 3),
-        **spread_of("shared_gb_per_s", [moved / shared.seconds / 1e9 for shared in found.shared]),
-        **spread_of("shared_python", [shared.python_share for shared in found.shared]),
+        "shared_gb_per_s": Spread.of([moved / shared.seconds / 1e9 for shared in found.shared]).figures(),
+        "shared_python": Spread.of([shared.python_share for shared in found.shared]).figures(),
         "wrong_blocks": found.wrong_blocks,
     }
 
@@ -93,21 +94,16 @@ def _least_work(rounds: list[Took]) -> float:
     return min(took.cpu_seconds for took in rounds)
 
 
-def complaints_about(cases: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+def complaints_about(cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Each promise that was not kept, in words."""
-    wrong = [
-        f"{name}: {found['wrong_blocks']} blocks are wrong" for name, found in cases.items() if found["wrong_blocks"]
-    ]
+    wrong = [f"{_name(case)}: {case['wrong_blocks']} blocks are wrong" for case in cases if case["wrong_blocks"]]
     slow = [
-        f"{name}: {found['best_ratio']} of a plain memcpy, not {BUDGET}"
-        for name, found in cases.items()
-        if found["block_bytes"] >= BUDGET_FROM_BYTES and found["best_ratio"] < BUDGET
+        f"{_name(case)}: {case['best_ratio']} of a plain memcpy, not {BUDGET}"
+        for case in cases
+        if case["block_bytes"] >= BUDGET_FROM_BYTES and case["best_ratio"] < BUDGET
     ]
     return (*wrong, *slow)
 
 
-def _size_name(size: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size % unit == 0:
-            return f"{size // unit}{name}"
-    return f"{size}B"
+def _name(case: Mapping[str, Any]) -> str:
+    return f"{case['direction']}, {case['slots']}, {case['block_bytes']} bytes a block"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from statistics import median
 from typing import Any, Final
 
 from aiokv import run
@@ -13,7 +15,7 @@ from aiokv.cli.bench.events.settings import EventsSettings, Listeners
 from aiokv.cli.bench.events.world import World, opened_world
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.spread import spread_of
+from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
 from aiokv.model.events import BlockStored
 from aiokv.model.ids import Tier
@@ -27,13 +29,25 @@ def events(settings: EventsSettings) -> BenchReport:
     """Run it, in a loop of its own, with progress on stderr."""
     with new_still_progress() as progress:
         task = progress.add_task("events", total=settings.repeats + 2)
-        figures = run(_measure(settings, step=lambda: progress.update(task, advance=1, refresh=True)))
+        found = run(_measure(settings, step=lambda: progress.update(task, advance=1, refresh=True)))
     return BenchReport(
-        benchmark="events", schema_version=SCHEMA_VERSION, figures=figures, complaints=complaints_about(figures)
+        benchmark="events",
+        schema_version=SCHEMA_VERSION,
+        figures=found.figures,
+        complaints=complaints_about(found.figures, cases=found.cases),
+        cases=found.cases,
     )
 
 
-async def _measure(settings: EventsSettings, *, step: Callable[[], None]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Of the whole, and of each crowd of listeners."""
+
+    figures: Mapping[str, Any]
+    cases: tuple[Mapping[str, Any], ...]
+
+
+async def _measure(settings: EventsSettings, *, step: Callable[[], None]) -> _Found:
     seconds: dict[Listeners, list[float]] = {listeners: [] for listeners in Listeners}
     scrapes: list[Scrape] = []
     async with AsyncExitStack() as stack:
@@ -51,28 +65,33 @@ async def _measure(settings: EventsSettings, *, step: Callable[[], None]) -> dic
                     seconds[listeners].append(await world.run_round())
                 scrapes.append(await scrape_while_busy(worlds[Listeners.NONE]))
                 step()
-        heard = {listeners.value: _heard(world, settings) for listeners, world in worlds.items()}
+        cases = [
+            {"listeners": listeners.value}
+            | _figures(seconds[listeners], without=seconds[Listeners.NONE], blocks=settings.blocks)
+            | _heard(world, settings)
+            for listeners, world in worlds.items()
+        ]
     in_memory = await measure_bytes(settings)
     step()
-    return {
+    figures = {
         "driver": "fake",
-        "garbage_collection": "off",
+        "gc": "off",
         "repeats": settings.repeats,
         "blocks": settings.blocks,
-        **{
-            f"listeners_{listeners.value}": _figures(taken, without=seconds[Listeners.NONE], blocks=settings.blocks)
-            | heard[listeners.value]
-            for listeners, taken in seconds.items()
-        },
         "bytes_per_token": _byte_figures(in_memory),
         "scrape": _scrape_figures(scrapes, without=seconds[Listeners.NONE]),
+        **describe_interpreter(),
     }
+    return _Found(figures=figures, cases=tuple(cases))
 
 
-def _figures(taken: Sequence[float], *, without: Sequence[float], blocks: int) -> dict[str, float]:
+def _figures(taken: Sequence[float], *, without: Sequence[float], blocks: int) -> dict[str, Any]:
     """Of the loop's thread, for a block that is registered in both tiers and evicts one in each."""
     more = [1e6 * (one - other) / blocks for one, other in zip(taken, without, strict=True)]
-    return spread_of("us_per_block", [1e6 * one / blocks for one in taken]) | spread_of("more_us_per_block", more)
+    return {
+        "us_per_block": Spread.of([1e6 * one / blocks for one in taken]).figures(),
+        "more_us_per_block": Spread.of(more).figures(),
+    }
 
 
 def _heard(world: World, settings: EventsSettings) -> dict[str, int]:
@@ -98,23 +117,25 @@ def _byte_figures(found: EventBytes) -> dict[str, float]:
 def _scrape_figures(scrapes: Sequence[Scrape], *, without: Sequence[float]) -> dict[str, Any]:
     more = [1e6 * (scrape.loop_s - alone) for scrape, alone in zip(scrapes, without, strict=True)]
     return {
-        **spread_of("thread_ms", [1e3 * scrape.thread_s for scrape in scrapes]),
-        **spread_of("more_loop_us", more),
+        "thread_ms": round(median(1e3 * scrape.thread_s for scrape in scrapes), 3),
+        "more_loop_us": round(median(more), 1),
         "page_bytes": max(scrape.num_bytes for scrape in scrapes),
         "on_loop": sum(not scrape.is_off_loop for scrape in scrapes),
     }
 
 
-def complaints_about(figures: Mapping[str, Any]) -> tuple[str, ...]:
+def complaints_about(figures: Mapping[str, Any], *, cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Each promise that was not kept, in words."""
     complaints = [
-        f"{name}: {found['unheard_blocks']} blocks were not told, or told twice"
-        for name, found in figures.items()
-        if name.startswith("listeners_") and found["unheard_blocks"]
+        f"listeners {case['listeners']}: {case['unheard_blocks']} blocks were not told, or told twice"
+        for case in cases
+        if case["unheard_blocks"]
     ]
-    slow = figures["listeners_slow"]
-    if slow["events"] != slow["dropped"] + slow["kept"]:
-        complaints.append(f"a slow reader was told of {slow['dropped'] + slow['kept']} events of {slow['events']}")
+    complaints += [
+        f"a slow reader was told of {told} events of {case['events']}"
+        for case in cases
+        if case["listeners"] == Listeners.SLOW.value and (told := case["dropped"] + case["kept"]) != case["events"]
+    ]
     if figures["scrape"]["on_loop"]:
         complaints.append("a scrape has run on the loop")
     return tuple(complaints)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from aiokv.cli.bench.cases import Case, Operation
+from aiokv.cli.bench.cases import Case, Collector, Operation
 from aiokv.cli.bench.operations.copies import Load, Store
 from aiokv.cli.bench.operations.hashing import Hashing
 from aiokv.cli.bench.operations.lifecycle import Lifecycle
 from aiokv.cli.bench.operations.lookup import Lookup
 from aiokv.cli.bench.operations.release import Release
-from aiokv.cli.bench.operations.timing import Bench, Collector, Rounds, TimedOperation, Times
+from aiokv.cli.bench.operations.timing import Bench, Rounds, TimedOperation, Times
 from aiokv.cli.bench.operations.world import BenchWorld
 from aiokv.errors import ConfigError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import cycle
 from typing import Final, final
 
@@ -17,23 +18,26 @@ _MOST_PROMPTS: Final = 64
 
 @final
 class MeasuredPrompts:
-    """Several prompts in turn, as many as fill half a pool, so that a large one is not measured in one warm spot.
+    """Several prompts in turn, as many as fill half a pool. With the layout MISS each is a new one.
 
-    With the layout MISS each is a new one. One token follows the blocks of a prompt that lies in the cache, since the
-    last token is always computed.
+    Their blocks are put where the case wants them some rounds before they are measured, where there are several: that
+    looks them up, and would leave them in the processor's caches. One token follows the blocks of a prompt that lies
+    in the cache, since the last token is always computed.
     """
 
-    __slots__ = ("_case", "_numbers", "_record", "_request", "_world")
+    __slots__ = ("_ahead", "_arranged", "_case", "_numbers", "_record", "_request", "_world")
 
     def __init__(self, case: Case, *, world: BenchWorld) -> None:
         self._case = case
         self._world = world
-        most = 0 if case.layout is Layout.MISS else min(_MOST_PROMPTS, case.pool_slots // (2 * case.slots))
+        most = min(_MOST_PROMPTS, case.pool_slots // (2 * case.slots))
         numbers = [world.prompts.new_number() for _ in range(max(1, most))]
         if case.layout is not Layout.MISS:
             for number in numbers:
                 world.compute(number, blocks=case.blocks)
         self._numbers = cycle(numbers)
+        self._arranged: deque[int] = deque()
+        self._ahead = len(numbers) // 2
         self._request = request_of(world.prompts.keys(numbers[0], length=1))
         self._record: LeaseRecord | None = None
 
@@ -45,16 +49,24 @@ class MeasuredPrompts:
         return self._record
 
     def arrange(self) -> None:
-        """Put the next prompt's blocks where the case wants them, and prepare a request with keys in new buffers."""
-        case, world = self._case, self._world
+        """Have the next prompt's blocks where the case wants them, no slot free, and a request with keys in new
+        buffers."""
+        case, prompts = self._case, self._world.prompts
+        while len(self._arranged) <= self._ahead:
+            self.arrange_another()
+        number, length = self._arranged.popleft(), case.blocks * BLOCK + 1
         if case.layout is Layout.MISS:
-            world.fill_free_slots()
-            number, length = world.prompts.new_number(), case.blocks * BLOCK
-        else:
-            number, length = next(self._numbers), case.blocks * BLOCK + 1
-            world.arrange(number, blocks=case.blocks, layout=case.layout)
-        self._request = request_of(world.prompts.keys(number, length=length))
+            number, length = prompts.new_number(), case.blocks * BLOCK
+        self._world.fill_free_slots()
+        self._request = request_of(prompts.keys(number, length=length))
         self._record = None
+
+    def arrange_another(self) -> None:
+        """Put the blocks of a prompt that is measured later where they are to be."""
+        number = next(self._numbers)
+        if self._case.layout is not Layout.MISS:
+            self._world.arrange(number, blocks=self._case.blocks, layout=self._case.layout)
+        self._arranged.append(number)
 
     def admit(self) -> int:
         """Let the request in; the nanoseconds of `try_acquire`."""

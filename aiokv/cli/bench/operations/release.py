@@ -27,6 +27,7 @@ class Release:
         self._prompts.arrange()
         self._prompts.admit()
         self._world.run_until_idle()
+        self._prompts.arrange_another()  # so that the caches hold something else than what was just admitted
 
     def run(self) -> Times:
         """See `TimedOperation`."""

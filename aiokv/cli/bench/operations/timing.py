@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final, Protocol, final
 
-from aiokv.model.ids import KeyEnum
+from aiokv.cli.bench.cases import Collector
 
-__all__ = ["Bench", "Collector", "Rounds", "TimedOperation", "Times", "VoidRoundError", "now_ns"]
+__all__ = ["Bench", "Rounds", "TimedOperation", "Times", "VoidRoundError", "now_ns"]
 
 now_ns: Final = time.thread_time_ns
 """CPU time of this thread: what others run on the same core meanwhile does not count."""
@@ -26,13 +26,6 @@ class VoidRoundError(RuntimeError):
     It happens while an eviction queue is full of dead entries, of which one step looks at a bounded number: a store
     finds fewer slots than there are then, and skips some blocks. The round does not count and is done again.
     """
-
-
-class Collector(KeyEnum):
-    """Python's garbage collector while an operation is timed."""
-
-    ON = "on"
-    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class BenchWorld:
         self.run_until_idle()
 
     def arrange(self, number: int, *, blocks: int, layout: Layout) -> None:
-        """Have the blocks of prompt `number` where `layout` says, and no slot free.
+        """Have the blocks of prompt `number` where `layout` says.
 
         What pressure has driven out of a tier is computed again.
         """
@@ -74,7 +74,6 @@ class BenchWorld:
         for group, present in enumerate(self._present(keys, tier=Tier.GPU)):
             positions = np.flatnonzero(present & ~wanted).tolist()
             self.cache.placement.evict(keys, group=group, positions=positions, tier=Tier.GPU)
-        self.fill_free_slots()
 
     def fill_free_slots(self) -> None:
         """Put blocks that nobody asks for into every free slot of both tiers."""

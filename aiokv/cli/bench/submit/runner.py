@@ -14,8 +14,8 @@ from aiokv.backends.base import Backend, DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.spread import spread_of
 from aiokv.cli.bench.submit.settings import SubmitSettings
+from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
 from aiokv.model.ids import Direction, KeyEnum, SlotArray
 from aiokv.model.plan import CopyBatch
@@ -66,11 +66,15 @@ def submit(settings: SubmitSettings) -> BenchReport:
         schema_version=SCHEMA_VERSION,
         figures={
             "driver": settings.driver.value,
-            "garbage_collection": "off",
+            "gc": "off",
             "repeats": settings.repeats,
-            **{name: _figures(taken[name], copies=copies) for name, (_, _, copies) in cases.items()},
+            **describe_interpreter(),
         },
         complaints=tuple(dict.fromkeys(complaints)),
+        cases=tuple(
+            {"direction": direction.value, "slots": lie.value} | _figures(taken[name], copies=copies)
+            for name, (direction, lie, copies) in cases.items()
+        ),
     )
 
 
@@ -110,8 +114,5 @@ def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend
 
 
 def _figures(taken: list[int], *, copies: int) -> dict[str, Any]:
-    return {
-        "copies": copies,
-        **spread_of("us", [nanoseconds / 1e3 for nanoseconds in taken]),
-        **spread_of("us_per_block", [nanoseconds / 1e3 / copies for nanoseconds in taken], digits=5),
-    }
+    spread = Spread.of([nanoseconds / 1e3 for nanoseconds in taken])
+    return {"copies": copies, "us": spread.figures(), "us_per_block": round(spread.median / copies, 5)}
