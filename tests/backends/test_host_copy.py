@@ -201,11 +201,15 @@ class Clocks:
         return watch.is_scarce
 
 
-def test_one_step_that_waited_is_chance_two_are_a_scarce_gil(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks, watch = Clocks(monkeypatch), GilWatch()
-    assert not clocks.step(watch, seconds=5.0, work=1.0)
-    assert not clocks.step(watch, seconds=1.5, work=1.0)
-    assert not clocks.step(watch, seconds=5.0, work=1.0)
-    assert clocks.step(watch, seconds=5.0, work=1.0)
-    assert clocks.step(watch, seconds=5.0, work=1.0)
-    assert not clocks.step(watch, seconds=1.5, work=1.0)
+def test_one_step_that_waited_is_chance_two_are_a_scarce_gil_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, watch, interval = Clocks(monkeypatch), GilWatch(), sys.getswitchinterval()
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)
+    assert not clocks.step(watch, seconds=2.5 * interval, work=interval)
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)
+    assert clocks.step(watch, seconds=5 * interval, work=interval)
+    steps = 1
+    while clocks.step(watch, seconds=interval, work=interval):
+        steps += 1
+        assert steps < 100, "it is never tried again"
+    assert steps > 1
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)
