@@ -17,7 +17,7 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle"))
+    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle", "copy", "submit", "bridge", "events"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,8 +31,8 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    runs = ("aiokv.cli.bench.soak.runner", "aiokv.cli.bench.convoy.runner", "aiokv.cli.bench.operations")
-    loaded = {"torch", *runs} & set(sys.modules)
+    runners = [f"aiokv.cli.bench.{name}.runner" for name in ("soak", "convoy", "copy", "submit", "bridge", "events")]
+    loaded = {"torch", "aiokv.cli.bench.operations", *runners} & set(sys.modules)
     assert not loaded, loaded
 """
 
