@@ -17,7 +17,8 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle", "copy", "submit", "bridge", "events"))
+    assert all(name in shown for name in ("convoy", "hash", "lookup", "lifecycle"))
+    assert all(name in shown for name in ("copy", "submit", "bridge", "events"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 from aiokv.cli.bench.events.settings import BLOCK, EventsSettings, Listeners
-from aiokv.cli.bench.events.world import opened_world
+from aiokv.cli.bench.events.world import World, opened_world
 
 __all__ = ["EventBytes", "measure_bytes"]
 
@@ -25,23 +26,35 @@ class EventBytes:
 
 
 async def measure_bytes(settings: EventsSettings) -> EventBytes:
-    """Fill the pools without and with a listener."""
+    """Fill the pools without a listener, with one that keeps nothing, and with one more that keeps everything.
+
+    What a round leaves behind in any case, in the records of the fake backend, is known from the first and left out.
+    """
     async with opened_world(Listeners.NONE, settings=settings) as world:
         for _ in range(2 * settings.pool_prompts + 1):
             await world.run_round()
-        tokens = settings.gpu_blocks * BLOCK
         with _traced():
-            async with world.kv.events(backlog=1):
-                for _ in range(settings.pool_prompts):
-                    await world.run_round()
-                kept = _traced_bytes()
+            await _fill(world, settings)  # what takes the place of memory from before tracing
+            sizes = [_traced_bytes()]
+            await _fill(world, settings)
+            sizes.append(_traced_bytes())
+            async with world.kv.events(backlog=1) as listening:
+                await _fill(world, settings)
+                listening.take()
+                sizes.append(_traced_bytes())
                 async with world.kv.events() as waiting:
-                    for _ in range(settings.pool_prompts):
-                        await world.run_round()
-                    told = 2 * settings.pool_prompts * settings.blocks * BLOCK  # once for each tier
-                    backlog = _traced_bytes() - kept
+                    await _fill(world, settings)
+                    sizes.append(_traced_bytes())
                     waiting.take()
-    return EventBytes(kept=kept / tokens, waiting=backlog / told)
+    unheard, heard, kept = (after - before for before, after in pairwise(sizes))
+    told = 2 * settings.pool_prompts * settings.blocks * BLOCK  # once for each tier
+    return EventBytes(kept=(heard - unheard) / (settings.gpu_blocks * BLOCK), waiting=(kept - unheard) / told)
+
+
+async def _fill(world: World, settings: EventsSettings) -> None:
+    """Put new blocks into the whole GPU tier."""
+    for _ in range(settings.pool_prompts):
+        await world.run_round()
 
 
 @contextmanager
