@@ -1,11 +1,12 @@
 """Copying rows between two arenas in RAM: at the speed of memcpy, in short steps, the GIL released.
 
-Every method is a numpy call over many bytes; Python code runs once per step, or once per run of adjacent slots where
-the runs are long. What is chosen, by how the slots lie (see `copy_steps`):
+Every method is a numpy call over many bytes; between two calls the thread must get the GIL again. What is chosen, by
+how the slots lie (see `copy_steps`):
 
-* long runs, or few of them: one slice copy each;
-* adjacent sources: one scatter; adjacent targets in dense memory: one gather;
-* scattered on both sides: gather into a preallocated buffer, scatter from it.
+* few runs: one slice copy each;
+* long stretches of adjacent sources: one scatter each; of adjacent targets in dense memory: one gather each;
+* large blocks scattered on both sides: one slice copy each, while nobody else wants the GIL;
+* otherwise: gather into a preallocated buffer, scatter from it. Bytes move twice, in few calls.
 """
 
 from __future__ import annotations
@@ -13,30 +14,34 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from aiokv.backends.arena import ByteRows, Fragment
-from aiokv.model.ids import SlotArray
+from aiokv.backends.copy_map import CopyMap, SlotIndex, Stretches
+from aiokv.backends.gil_watch import Gil
 
-__all__ = ["BOUNCE_BYTES", "STEP_BYTES", "CopyMap", "HostRows", "Lane", "copy_steps", "cut_lanes"]
+__all__ = ["BOUNCE_BYTES", "STEP_BYTES", "HostRows", "Lane", "copy_steps", "cut_lanes"]
 
 STEP_BYTES: Final = 4 << 20
 """Bytes of one step at most: about 1 ms. A longer fragment is cut."""
-BOUNCE_BYTES: Final = 1 << 20
-"""Size of the buffer between two scattered sides; larger than a core's cache is slower."""
-_LONG_RUN_BYTES: Final = 32 << 10
-"""From this mean size on, a Python loop over runs is at memcpy speed."""
+BOUNCE_BYTES: Final = STEP_BYTES
+"""Size of the buffer between two scattered sides."""
+_CACHED_BYTES: Final = 1 << 20
+"""So much of it is used at a time, as larger than a core's cache is slower, unless the GIL is scarce."""
+_LONG_ROW_BYTES: Final = 32 << 10
+"""From this mean size of a run on, a Python loop over runs is at memcpy speed."""
 _FEW_RUNS: Final = 8
 """Up to so many runs a loop costs less than the fixed cost of a gather and a scatter."""
+_FEWER_CALLS: Final = 4
+"""A scatter or gather takes a little longer per call and per row, both one after the other twice as long: so many times
+fewer calls must be left."""
+_ROWS_BETWEEN_LOOKS: Final = 8
+"""So many rows are copied by a loop before it looks whether the GIL has become scarce."""
 _SMALLEST_UNIT: Final = 256
 """`np.take` over smaller pieces is slower than a loop over rows."""
-
-SlotIndex = NDArray[np.intp]
 
 
 @final
@@ -83,41 +88,6 @@ class Lane:
     cpu: HostRows
 
 
-@final
-class CopyMap:
-    """Which slot goes where, and in how many runs: maximal stretches that are adjacent on both sides."""
-
-    __slots__ = ("_lists", "_run_starts", "source", "source_is_run", "target", "target_is_run")
-
-    def __init__(self, source_blocks: SlotArray, target_blocks: SlotArray) -> None:
-        self.source: SlotIndex = source_blocks.astype(np.intp)
-        self.target: SlotIndex = target_blocks.astype(np.intp)
-        source_jumps, target_jumps = np.diff(self.source) != 1, np.diff(self.target) != 1
-        self.source_is_run = not source_jumps.any()
-        self.target_is_run = not target_jumps.any()
-        jumps = np.flatnonzero(source_jumps | target_jumps)
-        self._run_starts: list[int] = [0, *(jumps + 1).tolist()] if len(self) else []
-        self._lists: tuple[list[int], list[int]] | None = None
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def num_runs(self) -> int:
-        """How many runs there are."""
-        return len(self._run_starts)
-
-    def as_lists(self) -> tuple[list[int], list[int]]:
-        """The source slots and the target slots, made once."""
-        if self._lists is None:
-            self._lists = self.source.tolist(), self.target.tolist()
-        return self._lists
-
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """Where runs begin and end among the copies, half-open."""
-        return pairwise((*self._run_starts, len(self)))
-
-
 def cut_lanes(fragments: Iterable[Fragment], *, gpu_blocks: int, cpu_rows: ByteRows) -> tuple[Lane, ...]:
     """Rows over the engine's memory and over the CPU slots, for each fragment of a group; nothing is copied."""
     lanes = []
@@ -132,18 +102,19 @@ def cut_lanes(fragments: Iterable[Fragment], *, gpu_blocks: int, cpu_rows: ByteR
     return tuple(lanes)
 
 
-def copy_steps(blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: ByteRows) -> Iterator[None]:
-    """Copy one lane; every step moves at most `STEP_BYTES`. `bounce` is flat and at least one long run's length."""
+def copy_steps(blocks: CopyMap, *, source: HostRows, target: HostRows, bounce: ByteRows, gil: Gil) -> Iterator[None]:
+    """Copy one lane; every step moves at most `STEP_BYTES`. `bounce` is flat and at least one long row's length."""
     width = source.rows.shape[1]
-    if blocks.num_runs <= _FEW_RUNS or len(blocks) * width >= blocks.num_runs * _LONG_RUN_BYTES:
-        copy = _copy_runs if blocks.num_runs <= len(blocks) // 2 else _copy_rows
-        return copy(blocks, source=source.rows, target=target.rows)
-    if blocks.source_is_run:
+    runs = len(blocks.runs)
+    if runs > _FEW_RUNS and len(blocks.source_stretches) * _FEWER_CALLS <= runs:
         return _scatter(blocks, source=source.rows, target=target.rows)
-    if blocks.target_is_run and target.is_dense():
+    if runs > _FEW_RUNS and len(blocks.target_stretches) * _FEWER_CALLS <= runs and target.is_dense():
         return _gather(blocks, source=source, target=target.rows)
-    bounce_rows = bounce[: len(bounce) // width * width].reshape(-1, width)
-    return _bounce(blocks, source=source, target=target.rows, bounce=bounce_rows)
+    if runs <= len(blocks) // 2 and (runs <= _FEW_RUNS or len(blocks) * width >= runs * _LONG_ROW_BYTES):
+        return _copy_runs(blocks, source=source, target=target.rows, bounce=bounce, gil=gil)
+    if runs <= _FEW_RUNS or width * 2 * _FEWER_CALLS > len(bounce):
+        return _copy_rows(blocks, source=source.rows, target=target.rows)
+    return _copy_scattered(blocks, source=source, target=target.rows, bounce=bounce, gil=gil, start=0)
 
 
 # Helpers, in reading order.
@@ -167,57 +138,80 @@ class _RowsInterface:
 
 def _copy_rows(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
     sources, targets = blocks.as_lists()
-    for start, stop in _pieces(len(blocks), STEP_BYTES // source.shape[1]):
+    for start, stop in _pieces(0, len(blocks), most=STEP_BYTES // source.shape[1]):
         for here, there in zip(sources[start:stop], targets[start:stop], strict=True):
             target[there] = source[here]
         yield
 
 
-def _copy_runs(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
-    most = STEP_BYTES // source.shape[1]
-    room = most
+def _copy_runs(blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: Gil) -> Iterator[None]:
+    """Run by run; once the GIL is scarce, what is left of short runs goes as if it were scattered."""
+    most = room = STEP_BYTES // target.shape[1]
+    are_short = len(blocks) * target.shape[1] < len(blocks.runs) * _CACHED_BYTES
     sources, targets = blocks.as_lists()
-    for start, stop in blocks.runs():
-        done = 0
-        while done < stop - start:
-            count = min(room, stop - start - done)
-            here, there = sources[start] + done, targets[start] + done
-            target[there : there + count] = source[here : here + count]
+    gil.begin()
+    for start, stop in blocks.runs:
+        done = start
+        while done < stop:
+            count = min(room, stop - done)
+            here, there = sources[done], targets[done]
+            target[there : there + count] = source.rows[here : here + count]
             done += count
             room -= count
             if room == 0:
+                gil.end()
                 yield
+                if are_short and gil.is_scarce:
+                    yield from _copy_scattered(blocks, source=source, target=target, bounce=bounce, gil=gil, start=done)
+                    return
                 room = most
+                gil.begin()
     if room < most:
         yield
 
 
 def _scatter(blocks: CopyMap, *, source: ByteRows, target: ByteRows) -> Iterator[None]:
-    first = int(blocks.source[0])
-    for start, stop in _pieces(len(blocks), STEP_BYTES // source.shape[1]):
-        target[blocks.target[start:stop]] = source[first + start : first + stop]
+    for start, stop in _cut(blocks.source_stretches, most=STEP_BYTES // source.shape[1]):
+        first = int(blocks.source[start])
+        target[blocks.target[start:stop]] = source[first : first + stop - start]
         yield
 
 
 def _gather(blocks: CopyMap, *, source: HostRows, target: ByteRows) -> Iterator[None]:
-    first = int(blocks.target[0])
-    for start, stop in _pieces(len(blocks), STEP_BYTES // target.shape[1]):
-        source.gather(blocks.source[start:stop], into=target[first + start : first + stop])
+    for start, stop in _cut(blocks.target_stretches, most=STEP_BYTES // target.shape[1]):
+        first = int(blocks.target[start])
+        source.gather(blocks.source[start:stop], into=target[first : first + stop - start])
         yield
 
 
-def _bounce(blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows) -> Iterator[None]:
-    first = int(blocks.target[0])
-    for start, stop in _pieces(len(blocks), len(bounce)):
-        piece = bounce[: stop - start]
-        source.gather(blocks.source[start:stop], into=piece)
-        if blocks.target_is_run:
-            target[first + start : first + stop] = piece
+def _copy_scattered(
+    blocks: CopyMap, *, source: HostRows, target: ByteRows, bounce: ByteRows, gil: Gil, start: int
+) -> Iterator[None]:
+    """What is left from `start` on: row by row; through `bounce` where rows are short or the GIL is scarce."""
+    width = target.shape[1]
+    sources, targets = blocks.as_lists()
+    buffer = bounce[: len(bounce) // width * width].reshape(-1, width)
+    while start < len(blocks):
+        gil.begin()
+        if width >= _LONG_ROW_BYTES and not gil.is_scarce:
+            stop = start + min(_ROWS_BETWEEN_LOOKS, STEP_BYTES // width)
+            for here, there in zip(sources[start:stop], targets[start:stop], strict=True):
+                target[there] = source.rows[here]
         else:
+            stop = start + (len(buffer) if gil.is_scarce else max(1, _CACHED_BYTES // width))
+            piece = buffer[: min(stop, len(blocks)) - start]
+            source.gather(blocks.source[start:stop], into=piece)
             target[blocks.target[start:stop]] = piece
+        gil.end()
+        start = stop
         yield
 
 
-def _pieces(total: int, most: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, total, most):
-        yield start, min(start + most, total)
+def _cut(stretches: Stretches, *, most: int) -> Iterator[tuple[int, int]]:
+    for start, stop in stretches:
+        yield from _pieces(start, stop, most=most)
+
+
+def _pieces(start: int, stop: int, *, most: int) -> Iterator[tuple[int, int]]:
+    for first in range(start, stop, most):
+        yield first, min(first + most, stop)

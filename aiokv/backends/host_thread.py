@@ -21,7 +21,9 @@ import numpy as np
 
 from aiokv.backends.base import EventStatus
 from aiokv.backends.checksums import BlockChecksums
-from aiokv.backends.host_copy import BOUNCE_BYTES, CopyMap, Lane, copy_steps
+from aiokv.backends.copy_map import CopyMap
+from aiokv.backends.gil_watch import GilWatch
+from aiokv.backends.host_copy import BOUNCE_BYTES, Lane, copy_steps
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
@@ -122,7 +124,18 @@ class CopyThread:
     With `checksums` a store ends when those of its targets are taken, a load when those of its sources are compared.
     """
 
-    __slots__ = ("_bandwidth", "_bounce", "_checksums", "_faults", "_inbox", "_lock", "_streams", "_thread", "lost")
+    __slots__ = (
+        "_bandwidth",
+        "_bounce",
+        "_checksums",
+        "_faults",
+        "_gil",
+        "_inbox",
+        "_lock",
+        "_streams",
+        "_thread",
+        "lost",
+    )
 
     def __init__(self, *, faults: HostFaults, checksums: BlockChecksums | None = None) -> None:
         self.lost = ""
@@ -131,6 +144,7 @@ class CopyThread:
         self._faults = faults
         self._checksums = checksums
         self._bounce = np.zeros(BOUNCE_BYTES, dtype=np.uint8)
+        self._gil = GilWatch()
         self._bandwidth = dict.fromkeys(Direction, 0.0)
         self._streams: dict[Direction, deque[CopyJob]] = {direction: deque() for direction in Direction}
         self._inbox: SimpleQueue[CopyJob | None] = SimpleQueue()
@@ -219,7 +233,8 @@ class CopyThread:
         pairs = [(lane.cpu, lane.gpu) if is_load else (lane.gpu, lane.cpu) for lane in job.lanes]
         blocks = CopyMap(job.batch.source_blocks, job.batch.target_blocks)
         steps = chain.from_iterable(
-            copy_steps(blocks, source=source, target=target, bounce=self._bounce) for source, target in pairs
+            copy_steps(blocks, source=source, target=target, bounce=self._bounce, gil=self._gil)
+            for source, target in pairs
         )
         yield from islice(steps, 1)
         if stall := self._faults.stall.get(job.number):
@@ -231,7 +246,7 @@ class CopyThread:
         if self._checksums is not None:
             yield from self._check(job, self._checksums)
         if job.number in self._faults.corrupt and len(blocks):
-            pairs[0][1].rows[blocks.target[0], 0] ^= 0xFF
+            pairs[0][1].rows[job.batch.target_blocks[0], 0] ^= 0xFF
 
     def _check(self, job: CopyJob, checksums: BlockChecksums) -> Iterator[None]:
         if job.batch.direction is Direction.STORE:

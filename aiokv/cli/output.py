@@ -16,7 +16,15 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from aiokv.errors import ConfigError, UsageError
 from aiokv.runtime.config_file import parse_bool
@@ -26,6 +34,7 @@ __all__ = [
     "debugging",
     "exit_status",
     "new_progress",
+    "new_still_progress",
     "print_error",
     "print_json",
     "stderr",
@@ -52,15 +61,16 @@ def stderr() -> Console:
 
 def new_progress() -> Progress:
     """A progress display on stderr, which disappears when it is done; use it as a context manager."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=stderr(),
-        transient=True,
-    )
+    return Progress(*_columns(), console=stderr(), transient=True)
+
+
+def new_still_progress() -> Progress:
+    """Like `new_progress`, but without a thread of its own: it is drawn where it is told to be, and nowhere between."""
+    return Progress(*_columns(), console=stderr(), transient=True, auto_refresh=False)
+
+
+def _columns() -> tuple[ProgressColumn, ...]:
+    return SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
 
 
 def print_json(payload: Mapping[str, object], *, schema_version: int) -> None:

@@ -5,6 +5,9 @@ flight cost what two do. The first look comes when the head is expected to be do
 millisecond, then at doubling intervals up to 2 ms. With nothing in flight no timer is set. A backend that rings the
 doorbell is not polled.
 
+A head begins when the one before it has ended, not when that was seen: otherwise each look of a busy stream would come
+later than the one before, by all that the loop does in between.
+
 Rules: a tick ends one event, and more as long as they are at most `TICK_COMPLETIONS` and of `TICK_BLOCKS` blocks
 together, then lets the loop turn; it never waits.
 """
@@ -64,11 +67,13 @@ class Bridge:
 
     __slots__ = (
         "_alarm_at",
+        "_begun_at",
         "_is_closed",
         "_is_paused",
         "_loop",
         "_misses",
         "_pending_ring",
+        "_running_at",
         "_stats",
         "_streams",
         "_timer",
@@ -82,6 +87,10 @@ class Bridge:
         self._pending_ring: asyncio.Handle | None = None
         self._alarm_at = math.inf
         """When the timer goes off, by the monotonic clock."""
+        self._begun_at = dict.fromkeys(Direction, -math.inf)
+        """When the head of each stream began, as far as is known."""
+        self._running_at = dict.fromkeys(Direction, -math.inf)
+        """When it was last seen to be running."""
         self._misses = 0
         self._is_paused = False
         self._is_closed = False
@@ -101,6 +110,7 @@ class Bridge:
         stream.append(watched)
         if len(stream) == 1:
             self._misses = 0
+            self._begun_at[direction] = time.monotonic()
             self._arm(_clamped(watched.expected_s))
 
     def ring(self) -> None:
@@ -155,23 +165,33 @@ class Bridge:
         last: those who wait for it plan again, which takes as long as many ends.
         """
         ended = 0
-        for stream in self._streams.values():
+        for direction, stream in self._streams.items():
             while stream:
                 cost = _cost_of(stream[0])
                 if ended and cost > budget:
                     return _Look(ended, is_full=True)
                 status, detail = _ask(stream[0].event)
                 if status is EventStatus.PENDING:
+                    self._running_at[direction] = time.monotonic()
                     break
                 watched = stream.popleft()
                 ended += 1
                 budget = budget - cost if status is EventStatus.DONE else 0.0
+                self._begun_at[direction] = self._find_end(direction, watched)
                 watched.on_end(status, detail)
         return _Look(ended, is_full=False)
 
+    def _find_end(self, direction: Direction, watched: Watched) -> float:
+        """When a head has ended that is seen to have: as expected, but after it was last seen to be running."""
+        expected = self._begun_at[direction] + watched.expected_s
+        return min(max(expected, self._running_at[direction]), time.monotonic())
+
     def _first_delay(self) -> float:
         """Until one of the heads is expected to be done."""
-        return _clamped(min(stream[0].expected_s for stream in self._streams.values() if stream))
+        at = min(
+            self._begun_at[direction] + stream[0].expected_s for direction, stream in self._streams.items() if stream
+        )
+        return _clamped(at - time.monotonic())
 
     def _next_delay(self) -> float:
         """After so many looks in vain."""

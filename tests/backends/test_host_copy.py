@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import final
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokv.backends.arena import ByteRows
-from aiokv.backends.host_copy import BOUNCE_BYTES, STEP_BYTES, CopyMap, HostRows, copy_steps
+from aiokv.backends.copy_map import CopyMap
+from aiokv.backends.gil_watch import Gil, GilWatch
+from aiokv.backends.host_copy import BOUNCE_BYTES, STEP_BYTES, HostRows, copy_steps
 from aiokv.model.ids import SlotArray
 from tests.backends.support import GUARD_S, give_way
 
@@ -25,10 +29,24 @@ def rows(count: int, width: int, *, gap: int, seed: int) -> ByteRows:
     return memory[:, gap // 2 : gap // 2 + width]
 
 
-def copy(source: ByteRows, target: ByteRows, *, sources: SlotArray, targets: SlotArray) -> int:
+@final
+class ScarceGil:
+    """A watch over a GIL that others want all the time."""
+
+    is_scarce = True
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def end(self) -> None:
+        """A step has ended."""
+
+
+def copy(source: ByteRows, target: ByteRows, *, sources: SlotArray, targets: SlotArray, gil: Gil | None = None) -> int:
     """Copies rows; the number of steps it took."""
     blocks = CopyMap(sources, targets)
-    return sum(1 for _ in copy_steps(blocks, source=HostRows(source), target=HostRows(target), bounce=BOUNCE))
+    rows_of = {"source": HostRows(source), "target": HostRows(target)}
+    return sum(1 for _ in copy_steps(blocks, **rows_of, bounce=BOUNCE, gil=gil or GilWatch()))
 
 
 @st.composite
@@ -57,7 +75,7 @@ def test_every_row_arrives_and_no_other_byte_changes(data: st.DataObject, width:
     start = other_gap // 2
     for here, there in zip(sources.tolist(), targets.tolist(), strict=True):
         expected[there, start : start + width] = source_before[here]
-    copy(source, target, sources=sources, targets=targets)
+    copy(source, target, sources=sources, targets=targets, gil=data.draw(st.sampled_from([None, ScarceGil()])))
     assert np.array_equal(memory, expected)
     assert np.array_equal(source, source_before)
 
@@ -135,3 +153,63 @@ def test_no_step_is_longer_than_allowed(width: int, sources: SlotArray, targets:
     steps = copy(source, target, sources=sources, targets=targets)
     assert steps >= 1200 * width / STEP_BYTES
     assert np.array_equal(target[targets], source[sources])
+
+
+@pytest.mark.parametrize("width", [16 << 10, 64 << 10, 1 << 20])
+@pytest.mark.parametrize("run", [1, 2], ids=["scattered", "in pairs"])
+def test_a_scarce_gil_is_asked_for_less_often(width: int, run: int) -> None:
+    """Each step, and each row of a loop, has to wait for it: as many rows go in one step as fit."""
+    count = 256 if width < 1 << 20 else 24
+    slots = np.arange(count * run, dtype=np.int32).reshape(-1, run)
+    order = np.random.default_rng(3).permutation(count)
+    sources, targets = slots[order].ravel()[:count], slots[order[::-1]].ravel()[:count]
+    source, target = rows(count * run, width, gap=0, seed=1), rows(count * run, width, gap=0, seed=2)
+    steps = copy(source, target, sources=sources, targets=targets, gil=ScarceGil())
+    assert steps <= -(-count * width // STEP_BYTES) + 1
+    assert np.array_equal(target[targets], source[sources])
+
+
+def test_a_batch_in_long_stretches_backwards_goes_in_few_steps() -> None:
+    """As a pool hands slots out again that one request has given back."""
+    width, count = 4 << 10, 1024
+    source, target = rows(count, width, gap=0, seed=1), rows(count, width, gap=0, seed=2)
+    sources = np.arange(count, dtype=np.int32)[::-1].copy()
+    targets = np.random.default_rng(3).permutation(count).astype(np.int32)
+    blocks = CopyMap(sources, targets)
+    assert len(blocks.source_stretches) == 1
+    assert copy(source, target, sources=sources, targets=targets) == 1
+    assert np.array_equal(target[targets], source[sources])
+
+
+# Whether the GIL is scarce.
+
+
+@final
+class Clocks:
+    """Time passes, and work is done, when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.work = 0.0
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "thread_time", lambda: self.work)
+
+    def step(self, watch: GilWatch, *, seconds: float, work: float) -> bool:
+        watch.begin()
+        self.now += seconds
+        self.work += work
+        watch.end()
+        return watch.is_scarce
+
+
+def test_one_step_that_waited_is_chance_two_are_a_scarce_gil_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, watch, interval = Clocks(monkeypatch), GilWatch(), sys.getswitchinterval()
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)
+    assert not clocks.step(watch, seconds=2.5 * interval, work=interval)
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)
+    assert clocks.step(watch, seconds=5 * interval, work=interval)
+    steps = 1
+    while clocks.step(watch, seconds=interval, work=interval):
+        steps += 1
+        assert steps < 100, "it is never tried again"
+    assert steps > 1
+    assert not clocks.step(watch, seconds=5 * interval, work=interval)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import final
 
 import pytest
@@ -12,6 +13,7 @@ import pytest_asyncio
 from aiokv.backends.base import EventStatus, WakeMode
 from aiokv.model.ids import Direction
 from aiokv.observe.stats import Polls, Stats
+from aiokv.runtime import bridge as bridge_module
 from aiokv.runtime.bridge import TICK_BLOCKS, TICK_COMPLETIONS, Bridge, Watched
 from tests.runtime.support import turns, until
 
@@ -321,3 +323,76 @@ async def test_one_ring_ends_everything_that_is_done() -> None:
     scene.bridge.ring()
     await until(lambda: len(scene.ended) == 3 * TICK_COMPLETIONS)
     scene.bridge.close()
+
+
+# Busy streams.
+
+
+@final
+class ManualTimer:
+    """A timer that goes off when the test says so."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback = callback
+        self.delay_s = 0.0
+
+    def set(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    def cancel(self) -> None:
+        self.delay_s = 0.0
+
+    def close(self) -> None:
+        self.delay_s = 0.0
+
+
+@final
+class TimedEvent:
+    """A copy that ends at a time of the test's clock."""
+
+    def __init__(self, clock: list[float], *, done_at: float) -> None:
+        self.clock = clock
+        self.done_at = done_at
+
+    def query(self) -> EventStatus:
+        return EventStatus.DONE if self.clock[0] >= self.done_at else EventStatus.PENDING
+
+    def detail(self) -> str:
+        return ""
+
+    def corrupt_copies(self) -> tuple[int, ...]:
+        return ()
+
+
+COPY_S, LATE_S, COPIES = 2e-3, 0.3e-3, 100
+
+
+@pytest.mark.parametrize("wrong_by", [(1.0, 1.0), (0.95, 0.95), (0.95, 1.05)], ids=["exact", "too_short", "noisy"])
+async def test_the_looks_of_a_busy_stream_do_not_come_later_and_later(
+    wrong_by: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is always a little late; the next copy has begun all the same, when the one before it had ended."""
+    clock, seen_after = [0.0], []
+    timers: list[ManualTimer] = []
+
+    def make_timer(_loop: object, callback: Callable[[], None]) -> ManualTimer:
+        timers.append(ManualTimer(callback))
+        return timers[0]
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(bridge_module, "make_timer", make_timer)
+    bridge = Bridge(asyncio.get_running_loop(), wake_mode=WakeMode.POLL, stats=Stats())
+    for place in range(COPIES):
+        event = TimedEvent(clock, done_at=(place + 1) * COPY_S)
+
+        def on_end(_status: EventStatus, _detail: str, *, done_at: float = event.done_at) -> None:
+            seen_after.append(clock[0] - done_at)
+
+        watched = Watched(event=event, expected_s=COPY_S * wrong_by[place % 2], on_end=on_end)
+        bridge.watch(Direction.LOAD, watched)
+    while bridge.in_flight:
+        clock[0] += timers[0].delay_s + LATE_S
+        timers[0].callback()
+    assert len(seen_after) == COPIES
+    assert max(seen_after) <= COPY_S
+    assert sum(seen_after) / COPIES <= 4 * LATE_S

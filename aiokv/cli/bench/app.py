@@ -6,7 +6,19 @@ from typing import Final
 
 import typer
 
-from aiokv.cli.bench import compare, convoy, footprint, holds, operation_commands, replay, soak
+from aiokv.cli.bench import (
+    bridge,
+    compare,
+    convoy,
+    copy,
+    events,
+    footprint,
+    holds,
+    operation_commands,
+    replay,
+    soak,
+    submit,
+)
 
 __all__ = ["NAME", "register"]
 
@@ -15,6 +27,10 @@ _BENCHMARKS: Final = (
     soak.register,
     convoy.register,
     operation_commands.register,
+    copy.register,
+    submit.register,
+    bridge.register,
+    events.register,
     holds.register,
     footprint.register,
     compare.register,

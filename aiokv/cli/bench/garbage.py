@@ -15,7 +15,7 @@ from typing import Final, final
 
 from aiokv.cli.bench.hold import HoldMeter
 
-__all__ = ["GarbagePauses", "frozen_garbage"]
+__all__ = ["GarbagePauses", "collections_off", "frozen_garbage"]
 
 _START: Final = "start"
 
@@ -59,3 +59,16 @@ def frozen_garbage(meter: HoldMeter) -> Iterator[GarbagePauses]:
     finally:
         gc.callbacks.remove(pauses.note)
         gc.unfreeze()
+
+
+@contextmanager
+def collections_off() -> Iterator[None]:
+    """Collects what there is, and nothing more until the end: for what is timed in one go."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

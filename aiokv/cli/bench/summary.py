@@ -30,6 +30,10 @@ class Spread:
         p10, median, p90 = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
         return cls(median=median, p10=p10, p90=p90)
 
+    def figures(self, *, digits: int = 3) -> Mapping[str, float]:
+        """As they are reported, rounded."""
+        return {name: round(getattr(self, name), digits) for name in ("median", "p10", "p90")}
+
 
 def describe_interpreter(*, cpuinfo: Path = _CPUINFO) -> Mapping[str, str]:
     """The version of Python and the processor's name, as far as the system tells it."""

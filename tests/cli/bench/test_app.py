@@ -17,8 +17,8 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "--help") == 0
     shown = capsys.readouterr().out
     assert "soak" in shown
-    wanted = ("convoy", "compare", "hash", "lookup", "lifecycle", "hold", "memory")
-    assert all(name in shown for name in wanted)
+    wanted = ("convoy", "compare", "replay", "hash", "lookup", "lifecycle", "hold", "memory", "copy", "submit")
+    assert all(name in shown for name in (*wanted, "bridge", "events"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,8 +32,9 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    runs = {f"aiokv.cli.bench.{name}" for name in ("soak.runner", "convoy.runner", "compare.runner", "operations")}
-    loaded = {"torch", *runs} & set(sys.modules)
+    names = ("soak", "convoy", "compare", "copy", "submit", "bridge", "events", "holds", "footprint", "replay")
+    runs = {f"aiokv.cli.bench.{name}.runner" for name in names}
+    loaded = {"torch", "aiokv.cli.bench.operations", *runs} & set(sys.modules)
     assert not loaded, loaded
 """
 

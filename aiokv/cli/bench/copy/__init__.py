@@ -1,0 +1,9 @@
+"""`aiokv bench copy`: how fast blocks are copied between the tiers, beside one plain memcpy in the same run.
+
+`command.py` the options · `settings.py` sizes, and how slots lie · `world.py` memory, copies, and what they left ·
+`runner.py` all cases, and the verdict.
+"""
+
+from aiokv.cli.bench.copy.command import register
+
+__all__ = ["register"]

@@ -1,0 +1,48 @@
+"""The options of `aiokv bench copy`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from aiokv.cli.bench.copy.settings import CopySettings
+from aiokv.cli.output import JsonOption, stdout_kept_clean
+
+__all__ = ["register"]
+
+_DEFAULTS = CopySettings()
+
+BlockBytesOption = Annotated[
+    list[int], typer.Option("--block-bytes", min=64, help="Bytes of a block; may be given several times.")
+]
+MibOption = Annotated[int, typer.Option("--mib", min=1, help="MiB of one transfer. Eight times as much is allocated.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each case is measured.")]
+
+
+def register(bench: typer.Typer) -> None:
+    """Add the benchmark to `bench`."""
+    bench.command("copy")(_copy)
+
+
+def _copy(
+    *,
+    block_bytes: BlockBytesOption = list(_DEFAULTS.block_bytes),  # noqa: B006  # typer's way; nobody changes it
+    mib: MibOption = _DEFAULTS.round_mib,
+    repeats: RepeatsOption = _DEFAULTS.repeats,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy blocks between the tiers in RAM, by size, direction and how their slots lie, beside one plain memcpy.
+
+    `ratio` is the speed of the memcpy that was measured just before. `shared` is a copy while another thread runs
+    Python code without a pause: `shared_python` says how much of its speed that thread keeps. Exits 0 only if every
+    byte arrived, and blocks of 64 KiB and more reach 90 % of the memcpy in their better rounds.
+    """
+    from aiokv.cli.bench.copy.runner import copy
+    from aiokv.cli.bench.report import conclude
+
+    settings = CopySettings(block_bytes=tuple(block_bytes), round_mib=mib, repeats=repeats)
+    with stdout_kept_clean() if as_json else nullcontext():
+        report = copy(settings)
+    conclude(report, as_json=as_json)

@@ -1,0 +1,47 @@
+"""The options of `aiokv bench submit`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Annotated
+
+import typer
+
+from aiokv.cli.bench.submit.settings import Driver, SubmitSettings
+from aiokv.cli.output import JsonOption, stdout_kept_clean
+
+__all__ = ["register"]
+
+_DEFAULTS = SubmitSettings()
+
+CopiesOption = Annotated[
+    list[int], typer.Option("--copies", min=1, help="Copies of one batch; may be given several times.")
+]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each case is measured.")]
+BackendOption = Annotated[Driver, typer.Option("--backend", help="Who makes the copies.")]
+
+
+def register(bench: typer.Typer) -> None:
+    """Add the benchmark to `bench`."""
+    bench.command("submit")(_submit)
+
+
+def _submit(
+    *,
+    copies: CopiesOption = list(_DEFAULTS.copies),  # noqa: B006  # typer's way; nobody changes it
+    repeats: RepeatsOption = _DEFAULTS.repeats,
+    backend: BackendOption = _DEFAULTS.driver,
+    as_json: JsonOption = False,
+) -> None:
+    """Hand batches of copies to the backend and time the loop's thread meanwhile, in CPU time.
+
+    `adjacent` batches are one run of slots on both sides, `scattered` ones have no two neighbours. Exits 0 only if
+    every copy was made.
+    """
+    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.submit.runner import submit
+
+    settings = SubmitSettings(copies=tuple(copies), repeats=repeats, driver=backend)
+    with stdout_kept_clean() if as_json else nullcontext():
+        report = submit(settings)
+    conclude(report, as_json=as_json)

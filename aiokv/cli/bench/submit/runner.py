@@ -1,0 +1,118 @@
+"""All submissions and their figures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aiokv.backends.arena import Layout
+from aiokv.backends.base import Backend, DeviceEvent, EventStatus
+from aiokv.backends.host import HostBackend
+from aiokv.cli.bench.garbage import collections_off
+from aiokv.cli.bench.report import BenchReport
+from aiokv.cli.bench.submit.settings import SubmitSettings
+from aiokv.cli.bench.summary import Spread, describe_interpreter
+from aiokv.cli.output import new_progress
+from aiokv.model.ids import Direction, KeyEnum, SlotArray
+from aiokv.model.plan import CopyBatch
+from aiokv.model.spec import CacheGeometry, FullAttention
+
+__all__ = ["SCHEMA_VERSION", "submit"]
+
+SCHEMA_VERSION: Final = 1
+
+GROUP: Final = "full"
+_GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
+_BLOCK_BYTES: Final = 1024  # what is timed does not depend on it; the copies are to be over soon
+_CLOSE_S: Final = 30.0
+
+
+class _Lie(KeyEnum):
+    ADJACENT = "adjacent"
+    SCATTERED = "scattered"
+
+
+def submit(settings: SubmitSettings) -> BenchReport:
+    """Run it, with a progress bar on stderr."""
+    slots = 2 * max(settings.copies) + 1
+    random = np.random.default_rng(0)
+    gpu = random.integers(0, 256, (slots, _BLOCK_BYTES), np.uint8)
+    backend = HostBackend()
+    backend.open(Layout(geometry=_GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
+    cases = {
+        f"{direction.value}_{lie.value}_{copies}": (direction, lie, copies)
+        for direction in Direction
+        for lie in _Lie
+        for copies in settings.copies
+    }
+    taken: dict[str, list[int]] = {name: [] for name in cases}
+    complaints = []
+    try:
+        with new_progress() as progress, collections_off():
+            for _ in progress.track(range(settings.repeats), description="submit"):
+                for name, (direction, lie, copies) in cases.items():
+                    batch = _batch(direction, lie, copies=copies, slots=slots, random=random)
+                    taken[name].append(_timed(backend, batch))
+                    if not _is_copied(batch, gpu=gpu, backend=backend):
+                        complaints.append(f"{name}: copies are missing")
+    finally:
+        backend.close(deadline_s=_CLOSE_S)
+    return BenchReport(
+        benchmark="submit",
+        schema_version=SCHEMA_VERSION,
+        figures={
+            "driver": settings.driver.value,
+            "gc": "off",
+            "repeats": settings.repeats,
+            **describe_interpreter(),
+        },
+        complaints=tuple(dict.fromkeys(complaints)),
+        cases=tuple(
+            {"direction": direction.value, "slots": lie.value} | _figures(taken[name], copies=copies)
+            for name, (direction, lie, copies) in cases.items()
+        ),
+    )
+
+
+def _timed(backend: Backend, batch: CopyBatch) -> int:
+    """Nanoseconds of CPU time of this thread, which is what the loop loses; back when the copies have been made."""
+    began = time.thread_time_ns()
+    event = backend.submit(batch)
+    taken = time.thread_time_ns() - began
+    _wait_for(event)
+    return taken
+
+
+def _wait_for(event: DeviceEvent) -> None:
+    pause = threading.Event()
+    while event.query() is EventStatus.PENDING:
+        pause.wait(1e-4)
+
+
+def _batch(direction: Direction, lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -> CopyBatch:
+    """A new one in new arrays, as the core makes them."""
+    source, target = (_slots(lie, copies=copies, slots=slots, random=random) for _ in range(2))
+    return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
+
+
+def _slots(lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -> SlotArray:
+    if lie is _Lie.SCATTERED:
+        return (1 + random.permutation(slots - 1)[:copies]).astype(np.int64)
+    first = int(random.integers(1, slots - copies + 1))
+    return np.arange(first, first + copies, dtype=np.int64)
+
+
+def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
+    """Whether the last block of the batch is what its source is."""
+    sides = {Direction.LOAD: (batch.target_blocks, batch.source_blocks)}
+    engine, cpu = sides.get(batch.direction, (batch.source_blocks, batch.target_blocks))
+    return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
+
+
+def _figures(taken: list[int], *, copies: int) -> dict[str, Any]:
+    spread = Spread.of([nanoseconds / 1e3 for nanoseconds in taken])
+    return {"copies": copies, "us": spread.figures(), "us_per_block": round(spread.median / copies, 5)}

@@ -1,0 +1,52 @@
+"""`aiokv bench bridge`: so many are in flight as it says, nothing wakes an idle loop, and what is a complaint."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from aiokv.backends.base import EventStatus
+from aiokv.cli.bench.bridge.clocked import ClockedBackend
+from aiokv.cli.bench.bridge.runner import complaints_about
+from aiokv.model.ids import Direction
+from tests.backends.support import load
+from tests.cli.test_main import run
+
+
+def test_as_many_are_in_flight_as_it_says_and_an_idle_loop_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--in-flight", "1", "--in-flight", "40", "--completions", "25", "--repeats", "2", "--copy-us", "500")
+    assert run("bench", "bridge", *arguments, "--idle-ms", "50", "--json") in {0, 1}  # a busy machine has late loops
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema_version"], report["driver"]) == (1, "clocked")
+    assert [case["in_flight"] for case in report["cases"]] == [1, 40]
+    for case in report["cases"]:
+        assert case["completions"] == 50
+        assert case["least_in_flight"] == case["in_flight"]
+        assert 0.0 <= case["latency_us"]["p10"] <= case["latency_us"]["median"] <= case["latency_us"]["p90"]
+    assert report["idle"]["polls"] == 0
+    assert report["ratio"] > 0.0
+
+
+def figures(*, ratio: float = 1.0, polls: int = 0) -> dict[str, Any]:
+    return {"ratio": ratio, "idle": {"polls": polls}}
+
+
+def test_late_wake_ups_and_polls_of_nothing_are_complaints() -> None:
+    assert complaints_about(figures(ratio=1.3)) == ()
+    assert len(complaints_about(figures(ratio=1.31))) == 1
+    assert complaints_about(figures(polls=2)) == ("2 polls with nothing in flight",)
+
+
+def test_copies_of_the_clocked_device_end_one_after_the_other_and_not_before_they_may() -> None:
+    backend = ClockedBackend(copy_s=1000.0)
+    first, second = (backend.submit(load({1: 1})) for _ in range(2))
+    assert first.query() is second.query() is EventStatus.PENDING
+    backend.start()
+    assert second.done_at - first.done_at == pytest.approx(1000.0)
+    assert first.query() is EventStatus.PENDING
+    assert backend.eta_seconds(Direction.LOAD, 0) == 1000.0
+    backend.hurry()
+    assert first.query() is second.query() is EventStatus.DONE
+    assert backend.submit(load({1: 1})).query() is EventStatus.DONE
