@@ -15,6 +15,7 @@ from aiokv.errors import UsageError
 __all__ = ["TokenArray", "TokenIds", "as_tokens"]
 
 _INT32: Final = np.iinfo(np.int32)
+_TOKEN: Final = np.dtype("<i4")
 
 TokenArray = NDArray[np.int32]
 """Token ids, shape `[n]`, little-endian."""
@@ -34,6 +35,8 @@ The whole int32 range is accepted, because engines mark media positions with neg
 
 def as_tokens(token_ids: TokenIds) -> TokenArray:
     """As little-endian int32, possibly sharing memory with the input; `UsageError` if that is not what they are."""
+    if isinstance(token_ids, np.ndarray):
+        return _from_array(np.asarray(token_ids))
     if isinstance(token_ids, list | tuple | range):
         return _from_sequence(token_ids if isinstance(token_ids, list) else list(token_ids))
     if isinstance(token_ids, str | bytes | bytearray):
@@ -62,6 +65,8 @@ def _from_sequence(values: list[Any]) -> TokenArray:
 def _from_array(values: NDArray[Any]) -> TokenArray:
     if values.ndim != 1:
         raise UsageError(f"token ids must be one-dimensional, not of shape {values.shape}")
+    if values.dtype == _TOKEN:
+        return values
     if values.dtype.kind == "O":
         return _from_sequence(values.tolist())
     if len(values) and values.dtype.kind not in "iu":
@@ -70,7 +75,7 @@ def _from_array(values: NDArray[Any]) -> TokenArray:
         fault = (values < _INT32.min) | (values > _INT32.max)
         if fault.any():
             raise _first_fault(values.tolist())
-    return values.astype("<i4", copy=False)
+    return values.astype(_TOKEN, copy=False)
 
 
 def _first_fault(values: list[Any]) -> UsageError:
