@@ -1,7 +1,7 @@
 """Both sides in turns, a slice of the trace each, on one core; what is left of a slice is done before the other's turn.
 
-Timed is what a side does for a slice, hashing included; making the tokens is not. Neither side is collected as garbage
-what existed when the trace began.
+Timed is what a side does for a slice, hashing included; making the tokens is not, nor counting how long the loop was
+held (reading the clock for that is). Neither side is collected as garbage what existed when the trace began.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ async def _measure(
         for part in _slices(arrivals, size=settings.slice_requests):
             last = part[-1] is arrivals[-1]
             ours.append(await _play(player, part, form=settings.tokens, last=last))
+            meter.count()
             if peer is not None:
                 theirs.append(await peer.play(part, last=last))
             advance(len(part))
