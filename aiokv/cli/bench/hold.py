@@ -3,8 +3,7 @@
 A step is one synchronous public call, one stretch of a public coroutine between two suspensions, or one callback that
 the runtime left with the loop (a tick of the bridge, a slice of work, an attempt for the head of the queue). What the
 host does in between, computing and comparing bytes, is no part of it. Steps are counted by what they are, in buckets
-that are 2 % wide, so that a long run needs no more memory than a short one; they are put there some thousands at a
-time, or when a benchmark says so, as that takes longer than to time them.
+that are 2 % wide, so that a long run needs no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _GROWTH: Final = 1.02
 _LEAST_S: Final = 1e-7
 _BUCKETS: Final = 1024  # up to 64 s
 _LONGEST: Final = 10
-_MOST_UNCOUNTED: Final = 65_536
 _RUNTIME: Final = "aiokv.runtime."
 
 
@@ -71,10 +69,9 @@ class Steps:
 class HoldMeter:
     """Times steps of one thread."""
 
-    __slots__ = ("_all", "_excluded", "_kinds", "_longest", "_uncounted")
+    __slots__ = ("_all", "_excluded", "_kinds", "_longest")
 
     def __init__(self) -> None:
-        self._uncounted: list[tuple[float, str]] = []
         self._all = Steps()
         self._kinds: dict[str, Steps] = {}
         self._longest: list[LongStep] = []
@@ -83,31 +80,26 @@ class HoldMeter:
     @property
     def steps(self) -> int:
         """How many were timed."""
-        self.count()
         return self._all.count
 
     @property
     def longest_s(self) -> float:
         """The longest of all."""
-        self.count()
         return self._all.longest_s
 
     @property
     def longest_step(self) -> str:
         """What the longest step was; empty before the first."""
-        longest = self.longest
-        return longest[0].step if longest else ""
+        return self.longest[0].step if self._longest else ""
 
     @property
     def longest(self) -> tuple[LongStep, ...]:
         """The ten longest, longest first."""
-        self.count()
         return tuple(sorted(self._longest, reverse=True))
 
     @property
     def kinds(self) -> Mapping[str, Steps]:
         """Steps by what they are: the method that was called, the coroutine, the callback."""
-        self.count()
         return self._kinds
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -132,7 +124,6 @@ class HoldMeter:
 
     def percentile_s(self, fraction: float) -> float:
         """No more than this for `fraction` of all steps; 0.0 before the first."""
-        self.count()
         return self._all.percentile_s(fraction)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -161,18 +152,7 @@ class HoldMeter:
             step = args[0] if args and callable(args[0]) else callback
             self._note(time.thread_time() - started - (self._excluded - excluded), _name_of(step))
 
-    def count(self) -> None:
-        """Count what was timed since the last time, now and not in the middle of what is measured."""
-        uncounted, self._uncounted = self._uncounted, []
-        for seconds, step in uncounted:
-            self._count(seconds, step)
-
     def _note(self, seconds: float, step: str) -> None:
-        self._uncounted.append((seconds, step))
-        if len(self._uncounted) >= _MOST_UNCOUNTED:
-            self.count()
-
-    def _count(self, seconds: float, step: str) -> None:
         self._all.note(seconds)
         kind = self._kinds.get(step)
         if kind is None:
