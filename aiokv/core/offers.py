@@ -57,7 +57,7 @@ class Offer:
     def put_back(self, later: KeyedBlocks, slots: SlotArray) -> None:
         """These of the blocks that were planned last come first once more."""
         self.positions = np.concatenate((later.positions, self.positions[self.planned :]))
-        self.slots = np.concatenate((slots, self.slots[self.planned :]))
+        self.slots = np.concatenate([part.astype(np.int64, copy=False) for part in (slots, self.slots[self.planned :])])
         self.planned, self.chosen = 0, len(slots)
 
 
