@@ -13,13 +13,14 @@ from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.lookup import Residency
 from aiokv.core.probing import GroupResidency, Guesses, Prober, is_all
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import IntArray, Tier
+from aiokv.model.ids import BoolArray, IntArray, Tier
 from aiokv.model.keys import BlockKeys
 
-__all__ = ["LONG_BLOCKS", "Foresight", "find_guesses"]
+__all__ = ["LONG_BLOCKS", "Foresight", "find_guesses", "remember"]
 
 LONG_BLOCKS: Final = 2048
 """Shorter prompts are looked up at once."""
@@ -28,6 +29,19 @@ LONG_BLOCKS: Final = 2048
 def find_guesses(world: World, keys: BlockKeys) -> Guesses | None:
     """What was found out beforehand for this cache, if anything was."""
     return keys.notes.get(world.identity) if keys.notes else None
+
+
+def remember(world: World, keys: BlockKeys, *, residency: Residency) -> None:
+    """Who was looked up in vain asks again: put down what was found."""
+    if keys.num_blocks < LONG_BLOCKS:
+        return
+    guesses: dict[tuple[Tier, int], IntArray] = {}
+    for index in world.geometry.full_groups:
+        found, blocks = residency.groups[index], keys.num_blocks // world.geometry.hashes_per_block(index)
+        guesses |= {(tier, index): np.zeros(blocks, np.int64) for tier in Tier}
+        _fill(guesses[Tier.GPU, index], found.on_gpu, slots=found.gpu_slots)
+        _fill(guesses[Tier.CPU, index], found.on_cpu, slots=found.cpu_slots)
+    _put_down(world, keys, guesses=guesses)
 
 
 @final
@@ -54,16 +68,24 @@ class Foresight:
             for start in range(0, blocks, self._world.slice_blocks):
                 found = self._probe(keys, index, start)
                 stop = start + len(found.present)
-                guesses[Tier.GPU, index][start:stop][found.on_gpu] = found.gpu_slots[found.on_gpu]
-                guesses[Tier.CPU, index][start:stop][found.on_cpu] = found.cpu_slots[found.on_cpu]
+                _fill(guesses[Tier.GPU, index][start:stop], found.on_gpu, slots=found.gpu_slots)
+                _fill(guesses[Tier.CPU, index][start:stop], found.on_cpu, slots=found.cpu_slots)
                 if not is_all(found.present):
                     break
                 yield
-        useful = {place: slots for place, slots in guesses.items() if np.count_nonzero(slots)}
-        keys.notes = {**keys.notes, self._world.identity: useful}
+        _put_down(self._world, keys, guesses=guesses)
 
     def _probe(self, keys: BlockKeys, index: int, start: int) -> GroupResidency:  # noqa: PLR0917  # of group i from here
         world = self._world
         prober = Prober(world.geometry, keys, gpu=world.gpu, cpu=world.usable_cpu, without=(), guesses=None)
         blocks = keys.num_blocks // world.geometry.hashes_per_block(index)
         return prober.probe_slice(index, start, min(start + world.slice_blocks, blocks))
+
+
+def _fill(guess: IntArray, is_there: BoolArray, *, slots: IntArray) -> None:
+    """Put down the slots of the leading blocks that are there; the others are guessed to lie anywhere."""
+    np.copyto(guess[: len(slots)], slots, where=is_there)
+
+
+def _put_down(world: World, keys: BlockKeys, *, guesses: Guesses) -> None:
+    keys.notes[world.identity] = {place: slots for place, slots in guesses.items() if np.count_nonzero(slots)}

@@ -119,7 +119,7 @@ class BlockKeys:
         self._hashed = 0
         self._hasher: _Hash | None = None
         self.notes: dict[object, Any] = {}
-        """What caches have put down with these keys, each under an identity of its own; replaced, never changed. Says
+        """What caches have put down with these keys, each under an identity of its own; shared with copies. Says
         nothing about what the blocks are; `truncate` and `append` leave it as it is."""
 
     @property

@@ -10,7 +10,7 @@ from aiokv.core.foresight import LONG_BLOCKS
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Hit
+from aiokv.model.plan import Deferred, Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, SlidingWindow
 
 BLOCKS = LONG_BLOCKS + 8
@@ -92,6 +92,24 @@ def test_nothing_of_an_older_epoch_is_hit(tiers: tuple[Tier, ...]) -> None:
     look(cache, keys)
     cache.reset(tiers)
     assert admit(cache, keys).compute_tokens >= BLOCKS - 1
+
+
+def test_who_is_deferred_is_looked_up_faster_next_time_and_rightly() -> None:
+    """Invariant 5: nothing but the keys' own notes is different."""
+    keys = keys_of()
+    cache = half_and_half(keys)
+    room = cache.try_acquire(AcquireRequest(request_id="big", keys=keys_of(BLOCKS, first=90_000), prompt_tokens=BLOCKS))
+    assert isinstance(room, LeaseRecord)
+    before = cache.snapshot()
+    asked = AcquireRequest(request_id="r", keys=keys.copy(), prompt_tokens=BLOCKS, reserve_tokens=BLOCKS)
+    assert isinstance(cache.try_acquire(asked), Deferred)
+    assert cache.snapshot() == before
+    assert keys.notes, "a copy tells the keys that it is of"
+    cache.release(room)
+    cache.run_slices()
+    answer = cache.try_acquire(asked)
+    assert isinstance(answer, LeaseRecord)
+    assert answer.hit.cpu_tokens == len(range(1, BLOCKS - 1, 2))
 
 
 def test_guesses_of_another_cache_are_not_seen() -> None:
