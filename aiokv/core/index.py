@@ -114,6 +114,10 @@ class SlotIndex:
         """Which of `slots` hold a key."""
         return np.not_equal(self._owner[slots], _NOBODY)
 
+    def find_indexed(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` those stand that hold a key."""
+        return self._owner[slots].nonzero()[0]
+
     def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
         return int(np.count_nonzero(self._owner.take(slots))) == len(slots)

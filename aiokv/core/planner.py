@@ -62,7 +62,8 @@ class AcquirePlan(NamedTuple):
     @property
     def slots(self) -> int:
         """GPU slots that the lease holds once all are named."""
-        return self.claims + len(self.hit_slots) + sum(len(group.join_sources) for group in self.groups)
+        joined = sum(len(group.join_sources) for group in self.groups) if self.hit.cpu_tokens else 0
+        return self.claims + len(self.hit_slots) + joined
 
     @property
     def load_sources(self) -> IntArray:
@@ -87,12 +88,11 @@ def plan_acquire(
 def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
     """GPU slots that the request would claim with nothing cached."""
     total = 0
-    for index, group in enumerate(geometry.groups):
-        if isinstance(group, RecurrentState):
+    for index, block in enumerate(geometry.block_sizes):
+        if isinstance(geometry.groups[index], RecurrentState):
             total += STATE_CLAIMS
         else:
-            tokens = _claim_capacity(geometry, request, index=index, length=0)
-            total += -(-tokens // geometry.effective_block_size(index))
+            total -= -_claim_capacity(geometry, request, index=index, length=0) // block  # rounded up
     return total
 
 
