@@ -154,7 +154,8 @@ class Admission:
     def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
         world = self._world
         record = _new_record(world, request, plan=plan)
-        world.pin_hits(plan.hit_slots)
+        if len(plan.hit_slots):
+            world.pin_hits(plan.hit_slots)
         if world.cpu is not None and plan.hit.cpu_tokens:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(plan.claims)

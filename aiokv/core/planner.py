@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aiokv.core.attribution import attribute, count_switches
+from aiokv.core.attribution import find_sources
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
@@ -106,13 +106,12 @@ def _plan(
         for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
     ]
     loads = [group.is_loaded for group in groups]
-    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    switches = count_switches(geometry, length=length, loads=loads, covered=covered) if hit.cpu_tokens else 0
+    sources = find_sources(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     return AcquirePlan(
         length=length,
         groups=groups,
-        hit=hit,
-        switches=switches,
+        hit=sources.hit,
+        switches=sources.switches,
         claims=sum(map(_count_claims, groups)),
         hit_slots=_concatenated([group.hit_slots for group in groups]),
     )
