@@ -49,8 +49,10 @@ def _compare(
     """Time the core's operations side by side with vLLM's own code, in turns on one core.
 
     Both sides have full pools, where each allocation evicts, new keys in each round, and Python's garbage collector
-    off. A prefix that interleaves tiers vLLM cannot use: its side is one of the same length in CPU memory. Exits 0 only
-    if every floor is kept: from 64 blocks on no slower, from 8,192 on as many times as fast as the table says. Needs a
+    off. Of prompts up to 512 blocks 8 go through an operation one right after the other, as in a scheduler's step
+    (fewer where the pools are too small), and one request's share is told. An untimed short request comes first. A
+    prefix that interleaves tiers vLLM cannot use: its side is one of the same length in CPU memory. Exits 0 only if
+    every floor is kept: from 64 blocks on no slower, from 8,192 on as many times as fast as the table says. Needs a
     checkout, where the peer's side lies in `tests/bench`.
     """
     from aiokv.cli.bench.compare.runner import compare

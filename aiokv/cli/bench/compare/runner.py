@@ -32,7 +32,7 @@ _OUR_WORKER: Final = "aiokv.cli.bench.compare.worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one pair took, in nanoseconds per round."""
+    """What one pair took, in nanoseconds of one request in each round."""
 
     pair: Pair
     ours_ns: tuple[int, ...]
@@ -87,7 +87,7 @@ async def take_turns(pair: Pair, *, ours: Worker, peer: Worker, repeats: int) ->
     """Open a pair on both sides and let them work in turns, ours first."""
     await ours.open(pair.own_case)
     await peer.open(pair.peer_case)
-    rounds = max(1, _BLOCKS_PER_TURN // pair.case.blocks)
+    rounds = max(1, _BLOCKS_PER_TURN // (pair.case.blocks * pair.case.requests))
     ours_ns: list[int] = []
     peer_ns: list[int] = []
     for turn in range(_WARM_UP + repeats):

@@ -13,13 +13,13 @@ __all__ = ["table_of"]
 
 
 def table_of(results: Sequence[Result]) -> Table:
-    """Medians in microseconds, and how many times as long the peer took."""
+    """Medians in microseconds of one request, and how many times as long the peer took."""
     notes = list(dict.fromkeys(result.pair.note for result in results if result.pair.note))
     caption = "\n".join(f"({number}) {note}" for number, note in enumerate(notes, 1))
     table = Table(box=None, header_style="bold", pad_edge=False, caption=caption or None, caption_justify="left")
     for heading in ("operation", "model"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("blocks", "ours us", "peer us", "ratio", "floor"):
+    for heading in ("blocks", "requests", "ours us", "peer us", "ratio", "floor"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         case, floor, note = result.pair.case, result.pair.floor, result.pair.note
@@ -28,6 +28,7 @@ def table_of(results: Sequence[Result]) -> Table:
             f"{case.operation.value} {case.layout.value}{mark}",
             case.model.value,
             f"{case.blocks:,}",
+            str(case.requests),
             f"{median(result.ours_ns) / 1e3:,.1f}",
             f"{median(result.peer_ns) / 1e3:,.1f}",
             f"[red]{result.ratio:.2f}[/]" if result.is_too_slow else f"{result.ratio:.2f}",

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import final
 
 from aiokv.cli.bench.cases import Case
-from aiokv.cli.bench.operations.measured import MeasuredPrompts
-from aiokv.cli.bench.operations.timing import Times, now_ns
+from aiokv.cli.bench.operations.measured import Batch, MeasuredPrompts
+from aiokv.cli.bench.operations.timing import Prepared, Times, now_ns
 from aiokv.cli.bench.operations.world import BenchWorld
+from aiokv.core.lease_table import LeaseState
 
 __all__ = ["Release"]
 
 
 @final
 class Release:
-    """Timed: `CacheState.release` of a lease whose prompt was hit on the GPU, and the slices that follow."""
+    """Timed: `CacheState.release` of leases whose prompts were hit on the GPU, and the slices that follow."""
 
     __slots__ = ("_prompts", "_world")
 
@@ -22,22 +23,26 @@ class Release:
         self._world = world
         self._prompts = MeasuredPrompts(case, world=world)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Prepared[Batch]:
         """See `TimedOperation`."""
-        self._prompts.arrange()
-        self._prompts.admit()
+        prepared = self._prompts.arrange()
+        for batch in (prepared.lead_in, prepared.measured):
+            batch.admit()
         self._world.run_until_idle()
-        self._prompts.arrange_another()  # so that the caches hold something else than what was just admitted
+        self._prompts.arrange_others()  # so that the caches hold something else than what was just admitted
+        return prepared
 
-    def run(self) -> Times:
+    def run(self, batch: Batch) -> Times:
         """See `TimedOperation`."""
-        cache, record = self._world.cache, self._prompts.record
+        cache, records = self._world.cache, batch.records
         started = now_ns()
-        cache.release(record)
+        for record in records:
+            cache.release(record)
         cache.run_slices()
         return Times(counted={"release": now_ns() - started})
 
-    def restore(self) -> None:
+    def restore(self, batch: Batch) -> None:
         """See `TimedOperation`."""
-        if self._world.cache.live_leases:
-            raise RuntimeError("the lease was not released")
+        if any(record.state is not LeaseState.RELEASED for record in batch.records):
+            raise RuntimeError("a lease was not released")
+        batch.check_hits()

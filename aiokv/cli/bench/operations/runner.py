@@ -36,6 +36,7 @@ class OperationSettings:
     blocks: tuple[int, ...]
     model: Model
     pool_slots: int
+    requests: int
     repeats: int
     collector: Collector
 
@@ -45,7 +46,14 @@ class OperationSettings:
     def cases(self) -> tuple[Case, ...]:
         """By layout, then by size."""
         return tuple(
-            Case(operation=self.operation, layout=layout, model=self.model, blocks=blocks, pool_slots=self.pool_slots)
+            Case(
+                operation=self.operation,
+                layout=layout,
+                model=self.model,
+                blocks=blocks,
+                pool_slots=self.pool_slots,
+                requests=self.requests,
+            )
             for layout in dict.fromkeys(self.layouts)
             for blocks in dict.fromkeys(self.blocks)
         )
@@ -74,6 +82,7 @@ def measure(settings: OperationSettings) -> BenchReport:
         figures={
             "model": settings.model.value,
             "pool_slots": settings.pool_slots,
+            "requests": settings.requests,
             "repeats": settings.repeats,
             "gc": settings.collector.value,
             "resident_mib": round(resident_bytes() / _MIB),
