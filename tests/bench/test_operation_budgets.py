@@ -25,6 +25,7 @@ ROUNDS: Final = 12
 DEGRADED: Final = 1.5
 
 SHORT, LONG = 64, 4_096
+REQUESTS: Final = {SHORT: 8, LONG: 1}
 RECORDED: Final = {
     (Operation.HASH, Layout.MISS, LONG): 0.60,
     (Operation.LOOKUP, Layout.GPU, SHORT): 9.0,
@@ -32,8 +33,11 @@ RECORDED: Final = {
     (Operation.LOOKUP, Layout.CPU, LONG): 0.68,
     (Operation.RESERVE, Layout.MISS, SHORT): 9.2,
     (Operation.RESERVE, Layout.MISS, LONG): 0.65,
+    (Operation.RELEASE, Layout.GPU, SHORT): 5.0,
     (Operation.RELEASE, Layout.GPU, LONG): 0.38,
+    (Operation.STORE, Layout.MISS, SHORT): 5.0,
     (Operation.STORE, Layout.MISS, LONG): 1.15,
+    (Operation.LOAD, Layout.CPU, SHORT): 5.0,
     (Operation.LOAD, Layout.CPU, LONG): 0.70,
 }
 LARGE_POOL_RATIO: Final = 1.2
@@ -71,7 +75,14 @@ def world_of(slots: int) -> BenchWorld:
 
 
 def rounds_of(operation: Operation, layout: Layout, *, blocks: int, slots: int = SLOTS) -> Callable[[], int]:
-    case = Case(operation=operation, layout=layout, model=Model.FULL, blocks=blocks, pool_slots=slots)
+    case = Case(
+        operation=operation,
+        layout=layout,
+        model=Model.FULL,
+        blocks=blocks,
+        pool_slots=slots,
+        requests=REQUESTS[blocks],
+    )
     return open_case(case, world=world_of(slots)).run_round
 
 

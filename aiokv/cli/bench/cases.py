@@ -102,8 +102,8 @@ class Case:
             raise ConfigError(f"a round has at least one request, not {self.requests}")
         if self.operation is not Operation.HASH and self.slots > self.pool_slots:
             raise ConfigError(
-                f"{self.requests} prompts of {self.blocks} blocks, and one of {self.lead_in_blocks} that leads in, "
-                f"take {self.slots} slots with the model {self.model.value}, a pool of {self.pool_slots} has too few"
+                f"a round of {self.requests} x {self.blocks} blocks, led in by {self.lead_in_blocks}, needs "
+                f"{self.slots} slots with the model {self.model.value}, a pool of {self.pool_slots} has too few"
             )
 
     @property
@@ -117,6 +117,12 @@ class Case:
         return min(self.blocks, _LEAD_IN_BLOCKS)
 
     @property
-    def slots(self) -> int:
-        """What a round takes of a pool, in all groups: the blocks of each prompt, one more for the token after them."""
+    def held_slots(self) -> int:
+        """What a round holds of a pool, in all groups: the blocks of each prompt, one more for the token after them."""
         return (self.requests * (self.blocks + 1) + self.lead_in_blocks + 1) * self.groups
+
+    @property
+    def slots(self) -> int:
+        """What a round needs of a pool: what it holds, and as much for all but the last request to evict, so that these
+        evict nothing of prompts that come after them."""
+        return 2 * self.held_slots - (self.blocks + 1) * self.groups

@@ -38,7 +38,7 @@ class Store:
     def prepare(self) -> Prepared[Batch]:
         """See `TimedOperation`."""
         prepared = self._prompts.arrange()
-        for batch in (prepared.lead_in, prepared.measured):
+        for batch in prepared.batches:
             batch.admit()
             self._world.run_until_idle()
         return prepared
@@ -66,12 +66,19 @@ class Store:
         completing = now_ns() - started
         return Times(counted={"plan": planning, "complete": completing}, beside={"confirm": confirming})
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`."""
-        stored = {self._world.count_present(record.keys, tier=Tier.CPU) for record in batch.records}
-        batch.release()
-        if stored != {batch.blocks * self._case.groups}:
-            raise VoidRoundError(f"{stored} blocks were stored")
+        missing = sum(self._count_missing(batch) for batch in prepared.batches)
+        for batch in prepared.batches:
+            batch.release()
+        self._world.run_until_idle()
+        if missing:
+            raise VoidRoundError(f"{missing} blocks were not stored")
+
+    def _count_missing(self, batch: Batch) -> int:
+        """Blocks of its prompts that are not in the CPU tier."""
+        present = sum(self._world.count_present(record.keys, tier=Tier.CPU) for record in batch.records)
+        return len(batch.records) * batch.blocks * self._case.groups - present
 
 
 @final
@@ -113,10 +120,13 @@ class Load:
             beside={"acquire": acquiring, "name": naming},
         )
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`."""
-        batch.release()
-        batch.check_hits()
+        for batch in prepared.batches:
+            batch.release()
+        self._world.run_until_idle()
+        for batch in prepared.batches:
+            batch.check_hits()
 
 
 def _progress(records: Iterable[LeaseRecord]) -> list[tuple[int, ...]]:

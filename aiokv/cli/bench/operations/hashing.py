@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import final
 
 from aiokv.cli.bench.cases import BLOCK, Case
@@ -37,9 +38,9 @@ class Hashing:
             keys.hash_more(keys.num_blocks)
         return Times(counted={"hash": now_ns() - started})
 
-    def restore(self, batch: list[BlockKeys]) -> None:
+    def restore(self, prepared: Prepared[list[BlockKeys]]) -> None:
         """See `TimedOperation`."""
-        for keys in batch:
+        for keys in chain(*prepared.batches):
             if keys.num_hashed != keys.num_blocks:
                 raise RuntimeError(f"{keys.num_hashed} of {keys.num_blocks} blocks were hashed")
 

@@ -50,8 +50,9 @@ class Lifecycle:
             }
         )
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`."""
-        batch.check_hits()
+        for batch in prepared.batches:
+            batch.check_hits()
         if self._world.cache.live_leases or self._world.cache.unfinished_transfers:
             raise RuntimeError("the request has left something behind")

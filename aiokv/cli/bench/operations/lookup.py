@@ -21,9 +21,10 @@ class Lookup:
     every block is claimed and evicts another: that is RESERVE.
     """
 
-    __slots__ = ("_prompts",)
+    __slots__ = ("_prompts", "_world")
 
     def __init__(self, case: Case, *, world: BenchWorld) -> None:
+        self._world = world
         self._prompts = MeasuredPrompts(case, world=world)
 
     def prepare(self) -> Prepared[Batch]:
@@ -35,7 +36,10 @@ class Lookup:
         acquiring = batch.admit()
         return Times(counted={"acquire": acquiring, "name": batch.name()})
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`. Loads that were not submitted are dropped: nothing moves."""
-        batch.release()
-        batch.check_hits()
+        for batch in prepared.batches:
+            batch.release()
+        self._world.run_until_idle()
+        for batch in prepared.batches:
+            batch.check_hits()

@@ -61,7 +61,6 @@ class Batch:
         """Give back what the leases hold."""
         for record in self.records:
             self._world.cache.release(record)
-        self._world.run_until_idle()
 
     def check_hits(self) -> None:
         """`VoidRoundError` unless each request hit what the case says: then something else was measured."""
@@ -99,7 +98,7 @@ class MeasuredPrompts:
     def __init__(self, case: Case, *, world: BenchWorld) -> None:
         self._case = case
         self._world = world
-        most = min(_MOST_PROMPTS // case.requests, case.pool_slots // (2 * case.slots))
+        most = min(_MOST_PROMPTS // case.requests, case.pool_slots // (2 * case.held_slots))
         rounds = [self._new_numbers() for _ in range(max(1, most))]
         if case.layout is not Layout.MISS:
             for numbers in rounds:

@@ -8,7 +8,6 @@ from aiokv.cli.bench.cases import Case
 from aiokv.cli.bench.operations.measured import Batch, MeasuredPrompts
 from aiokv.cli.bench.operations.timing import Prepared, Times, now_ns
 from aiokv.cli.bench.operations.world import BenchWorld
-from aiokv.core.lease_table import LeaseState
 
 __all__ = ["Release"]
 
@@ -26,7 +25,7 @@ class Release:
     def prepare(self) -> Prepared[Batch]:
         """See `TimedOperation`."""
         prepared = self._prompts.arrange()
-        for batch in (prepared.lead_in, prepared.measured):
+        for batch in prepared.batches:
             batch.admit()
         self._world.run_until_idle()
         self._prompts.arrange_others()  # so that the caches hold something else than what was just admitted
@@ -41,8 +40,9 @@ class Release:
         cache.run_slices()
         return Times(counted={"release": now_ns() - started})
 
-    def restore(self, batch: Batch) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`."""
-        if any(record.state is not LeaseState.RELEASED for record in batch.records):
+        if self._world.cache.live_leases:
             raise RuntimeError("a lease was not released")
-        batch.check_hits()
+        for batch in prepared.batches:
+            batch.check_hits()

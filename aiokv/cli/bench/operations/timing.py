@@ -82,6 +82,11 @@ class Prepared(Generic[B]):
     lead_in: B
     measured: B
 
+    @property
+    def batches(self) -> tuple[B, B]:
+        """Both, in the order in which they go."""
+        return self.lead_in, self.measured
+
 
 class TimedOperation(Protocol[B]):
     """The steps of a round."""
@@ -94,8 +99,8 @@ class TimedOperation(Protocol[B]):
         """Do it for these requests, one right after the other; what they have taken together."""
         ...
 
-    def restore(self, batch: B) -> None:
-        """Leave nothing of theirs held. `VoidRoundError` if the operation was not what the case says."""
+    def restore(self, prepared: Prepared[B]) -> None:
+        """Leave nothing held. `VoidRoundError` if the operation was not what the case says."""
         ...
 
 
@@ -124,8 +129,7 @@ class Rounds(Generic[B]):
             self._operation.run(prepared.lead_in)
             taken = self._operation.run(prepared.measured)
         self.times = taken.shared_by(self._requests)
-        for batch in (prepared.lead_in, prepared.measured):
-            self._operation.restore(batch)
+        self._operation.restore(prepared)
         return self.times.total_ns
 
 
