@@ -27,18 +27,18 @@ DEGRADED: Final = 1.5
 SHORT, LONG = 64, 4_096
 REQUESTS: Final = {SHORT: 8, LONG: 1}
 RECORDED: Final = {
-    (Operation.HASH, Layout.MISS, LONG): 0.60,
-    (Operation.LOOKUP, Layout.GPU, SHORT): 9.0,
-    (Operation.LOOKUP, Layout.GPU, LONG): 1.0,
-    (Operation.LOOKUP, Layout.CPU, LONG): 0.68,
-    (Operation.RESERVE, Layout.MISS, SHORT): 9.2,
-    (Operation.RESERVE, Layout.MISS, LONG): 0.65,
-    (Operation.RELEASE, Layout.GPU, SHORT): 5.0,
-    (Operation.RELEASE, Layout.GPU, LONG): 0.38,
-    (Operation.STORE, Layout.MISS, SHORT): 5.0,
-    (Operation.STORE, Layout.MISS, LONG): 1.15,
-    (Operation.LOAD, Layout.CPU, SHORT): 5.0,
-    (Operation.LOAD, Layout.CPU, LONG): 0.70,
+    (Operation.HASH, Layout.MISS, LONG): 0.57,
+    (Operation.LOOKUP, Layout.GPU, SHORT): 3.2,
+    (Operation.LOOKUP, Layout.GPU, LONG): 0.52,
+    (Operation.LOOKUP, Layout.CPU, LONG): 0.45,
+    (Operation.RESERVE, Layout.MISS, SHORT): 3.7,
+    (Operation.RESERVE, Layout.MISS, LONG): 0.34,
+    (Operation.RELEASE, Layout.GPU, SHORT): 0.80,
+    (Operation.RELEASE, Layout.GPU, LONG): 0.16,
+    (Operation.STORE, Layout.MISS, SHORT): 2.1,
+    (Operation.STORE, Layout.MISS, LONG): 0.52,
+    (Operation.LOAD, Layout.CPU, SHORT): 1.7,
+    (Operation.LOAD, Layout.CPU, LONG): 0.69,
 }
 LARGE_POOL_RATIO: Final = 1.2
 """A lookup in a pool of 200,000 slots, in parts of one in a pool of 20,000."""
