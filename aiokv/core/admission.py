@@ -15,6 +15,7 @@ import numpy as np
 from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.counters import Closing, LookupResult
+from aiokv.core.foresight import find_guesses, remember
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import Residency, find_residency
@@ -62,6 +63,7 @@ class Admission:
             cpu=world.usable_cpu,
             num_tokens=request.prompt_tokens,
             align=request.align,
+            guesses=find_guesses(world, request.keys),
         )
         return self.try_admit(request, residency)
 
@@ -77,6 +79,7 @@ class Admission:
         )
         refusal = self._make_room(plan)
         if refusal is not None:
+            remember(world, request.keys, residency=residency)
             world.counters.lookups[LookupResult.DEFERRED] += 1
             return world.defer(refusal)
         return self._admit(request, plan)

@@ -21,6 +21,7 @@ from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
+from aiokv.core.foresight import Foresight
 from aiokv.core.forks import Forks
 from aiokv.core.hints import HINT_QUOTA, Hints
 from aiokv.core.inflight import Transfer, TransferEvent
@@ -31,7 +32,7 @@ from aiokv.core.pool_values import PoolCounts
 from aiokv.core.ranks import Ranks
 from aiokv.core.resets import Resets
 from aiokv.core.room import Room
-from aiokv.core.slices import SLICE_BLOCKS, Job
+from aiokv.core.slices import SLICE_BLOCKS
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
 from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
@@ -58,8 +59,8 @@ class CacheState:
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "forks", "hints",
-        "placement", "truncations",
+        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "foresight", "forks",
+        "hints", "placement", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class CacheState:
         self._loads = Loads(self._world, admission=self._admission)
         self._ranks = Ranks(self._world, loads=self._loads, stores=store_queue)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
+        self.foresight = Foresight(self._world)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
         self.placement = Placement(self._world)
@@ -255,7 +257,7 @@ class CacheState:
         """
         if record.is_open:
             record.is_finishing = True
-            self._world.slices.start(self._finishing(record, how))
+            self._world.slices.start(self._confirms.finishing(record, how=how))
 
     def mark_submitted(self, transfer: Transfer) -> None:
         """The backend has taken this transfer; from now on only `complete` and `report` end it."""
@@ -340,10 +342,3 @@ class CacheState:
         """Slots by state, per configured tier."""
         pools = {tier: self._world.pool(tier) for tier in Tier}
         return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
-
-    def _finishing(self, record: LeaseRecord, how: Closing) -> Job:
-        yield from self._confirms.registration(record)
-        yield from self._stores.flush(record)
-        if self._admission.is_long_to_release(record):
-            yield
-        self.release(record, how=how)

@@ -15,6 +15,7 @@ import numpy as np
 
 from aiokv.core.admission import Admission
 from aiokv.core.block_names import KeyedBlocks
+from aiokv.core.counters import Closing
 from aiokv.core.coverage import coverage_start
 from aiokv.core.lease_table import LeaseRecord, LeaseState
 from aiokv.core.offers import Offer
@@ -62,6 +63,15 @@ class Confirms:
         for length in states:
             self._register_states(record, length)
         self._world.slices.start(self.registration(record))
+
+    def finishing(self, record: LeaseRecord, *, how: Closing) -> Job:
+        """Register and store what is left of a lease, then give everything back."""
+        yield from self.registration(record)
+        yield from self._stores.flush(record)
+        if self._admission.is_long_to_release(record):
+            yield
+        if record.state is not LeaseState.RELEASED:
+            self._admission.release(record, how=how)
 
     def registration(self, record: LeaseRecord) -> Job:
         """Register what is confirmed and published, slice by slice, then give back what no query will read again."""

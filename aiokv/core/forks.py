@@ -17,7 +17,8 @@ import numpy as np
 from aiokv.core.admission import Admission
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.core.loads import Loads
-from aiokv.core.lookup import GroupResidency, Residency, longest_valid
+from aiokv.core.lookup import Residency, longest_valid
+from aiokv.core.probing import GroupResidency
 from aiokv.core.world import World
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT

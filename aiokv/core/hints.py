@@ -268,7 +268,7 @@ def _covered_slots(geometry: CacheGeometry, found: Residency) -> IntArray:
 
 def _tail(geometry: CacheGeometry, found: Residency) -> int:
     """The last block that is not probed only, of a full group if there is one: others need less of a longer prefix."""
-    for index in geometry.full_first:
+    for index in (*geometry.full_groups, *geometry.other_groups):
         covered = covered_range(geometry, index, found.length)
         if covered:
             return int(found.groups[index].gpu_slots[covered.stop - 1])

@@ -5,63 +5,25 @@ Rules
 - Each (group, hash) is probed at most once per tier and call; the CPU tier is asked only for what the GPU tier misses.
 - Positions are absolute (law 6).
 
-How: every kind of attention needs "no missing block in a range", so a prefix sum of missing positions answers it for
-all candidate lengths at once. Full groups are probed first, in growing slices, and stop at their first miss, which
-bounds what the other groups are asked.
+How: full groups are probed first, in growing slices, and stop at their first miss, which bounds what the other groups
+are asked. These are asked first for what the longest prefix needs, which most often is all that is there. If it is not,
+every kind of attention needs "no missing block in a range", so a prefix sum of missing positions answers it for all
+candidate lengths at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from aiokv.core.coverage import coverage, covered_range
-from aiokv.model.ids import BoolArray, DigestArray, IntArray
-from aiokv.model.plan import Found
+from aiokv.core.coverage import coverage, coverage_start
+from aiokv.core.probing import NOWHERE, GroupResidency, Guesses, Index, Keys, Prober, count_leading, is_all
+from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["GroupResidency", "Index", "Keys", "Residency", "candidate_lengths", "find_residency", "longest_valid"]
-
-_FIRST_SLICE = 128
-_SLICE_GROWTH = 4
-_NO_BLOCKS: Final[BoolArray] = np.zeros(0, np.bool_)
-
-
-class Index(Protocol):
-    """What lookup needs of a pool. Pure."""
-
-    def find(self, keys: DigestArray, group: int) -> Found:
-        """Where the blocks with these hashes are; valid until the pool changes."""
-        ...
-
-
-class Keys(Protocol):
-    """What lookup needs of a request's keys."""
-
-    def digests(self, step: int, start: int, stop: int) -> DigestArray:  # noqa: PLR0917  # reads like a range
-        """Hashes of blocks `[start, stop)` of `step` hash blocks each."""
-        ...
-
-
-class GroupResidency(NamedTuple):
-    """Where the first `n` blocks of one group are; slots have a meaning only where the mask says so.
-
-    `on_cpu` is false where `on_gpu` is true: GPU wins.
-    """
-
-    on_gpu: BoolArray
-    gpu_slots: IntArray
-    on_cpu: BoolArray
-    cpu_slots: IntArray
-    present: BoolArray
-    """In either tier."""
-
-
-_NOWHERE: Final = GroupResidency(
-    _NO_BLOCKS, np.zeros(0, np.int64), _NO_BLOCKS, np.zeros(0, np.int64), present=_NO_BLOCKS
-)
+__all__ = ["Residency", "candidate_lengths", "find_residency", "longest_valid"]
 
 
 class Residency(NamedTuple):
@@ -81,26 +43,33 @@ def find_residency(
     align: int,
     longest: int | None = None,
     without: Sequence[BoolArray] = (),
+    guesses: Guesses | None = None,
 ) -> Residency:
     """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens.
 
     The answer is at most `longest` tokens; per group, the leading blocks marked in `without` are missing in the CPU
-    tier.
+    tier. `guesses` say where to look first.
     """
     limit = num_tokens - 1 if longest is None else min(longest, num_tokens - 1)
-    groups = [_NOWHERE] * len(geometry.groups)
-    for index in geometry.full_first:
+    prober = Prober(geometry, keys, gpu=gpu, cpu=cpu, without=without, guesses=guesses)
+    groups = [NOWHERE] * len(geometry.groups)
+    for index in geometry.full_groups:
         block = geometry.block_sizes[index]
         margin = block if geometry.groups[index].lookahead else 0
-        blocks = min(limit + margin, num_tokens - 1) // block
-        unasked = without[index] if without else _NO_BLOCKS
-        found = _probe_group(geometry, keys, gpu=gpu, cpu=cpu, index=index, blocks=blocks, unasked=unasked)
-        groups[index] = found
-        if isinstance(geometry.groups[index], FullAttention):
-            limit = min(limit, _count_leading(found.present) * block)
+        groups[index] = prober.probe_leading(index, min(limit + margin, num_tokens - 1) // block)
+        limit = min(limit, count_leading(groups[index].present) * block)
+    limit -= limit % geometry.alignment(align)
+    if limit <= 0:
+        return Residency(0, groups)
+    starts = {index: coverage_start(geometry, index, limit) for index in geometry.other_groups}
+    for index, start in starts.items():
+        groups[index] = prober.probe_range(index, start, _needed_blocks(geometry, index, limit, num_tokens=num_tokens))
+    if _is_valid(geometry, limit, present=[group.present for group in groups], num_tokens=num_tokens):
+        return Residency(limit, groups)
+    for index, start in starts.items():
+        groups[index] = prober.probe_before(index, start, groups[index])
     present = [group.present for group in groups]
-    length = _find_longest(geometry, limit, present=present, num_tokens=num_tokens, align=align)
-    return Residency(length, groups)
+    return Residency(_search(geometry, limit, present=present, num_tokens=num_tokens, align=align), groups)
 
 
 def longest_valid(
@@ -113,23 +82,16 @@ def longest_valid(
     longest = num_tokens - 1 if limit is None else min(limit, num_tokens - 1)
     for index, mask in enumerate(present):
         if isinstance(geometry.groups[index], FullAttention):
-            longest = min(longest, _count_leading(mask) * geometry.block_sizes[index])
-    return _find_longest(geometry, longest, present=present, num_tokens=num_tokens, align=align)
+            longest = min(longest, count_leading(mask) * geometry.block_sizes[index])
+    longest -= longest % geometry.alignment(align)
+    if longest <= 0 or _is_valid(geometry, longest, present=present, num_tokens=num_tokens):
+        return max(longest, 0)
+    return _search(geometry, longest, present=present, num_tokens=num_tokens, align=align)
 
 
-def _find_longest(
-    geometry: CacheGeometry, limit: int, *, present: Sequence[BoolArray], num_tokens: int, align: int
-) -> int:
-    """The largest valid L up to `limit`, which no full group's first miss is before."""
-    longest = limit - limit % geometry.alignment(align)
-    if longest <= 0:
-        return 0
-    if all(
-        _is_served(geometry, index, longest, present=present[index], num_tokens=num_tokens)
-        for index in geometry.not_prefixes
-    ):
-        return longest
-    lengths = candidate_lengths(geometry, num_tokens=longest + 1, align=align)
+def _search(geometry: CacheGeometry, limit: int, *, present: Sequence[BoolArray], num_tokens: int, align: int) -> int:
+    """The largest valid L up to `limit`."""
+    lengths = candidate_lengths(geometry, num_tokens=limit + 1, align=align)
     valid = np.ones(len(lengths), np.bool_)
     for index, mask in enumerate(present):
         valid &= _is_covered(geometry, index, lengths=lengths, present=mask, num_tokens=num_tokens)
@@ -142,17 +104,24 @@ def candidate_lengths(geometry: CacheGeometry, *, num_tokens: int, align: int) -
     return np.arange(0, max(num_tokens, 1), geometry.alignment(align), dtype=np.int64)
 
 
-def _is_served(  # noqa: PLR0917  # "of group i for L", like `covered_range`
-    geometry: CacheGeometry, index: int, length: int, *, present: BoolArray, num_tokens: int
-) -> bool:
-    """`_is_covered` for one candidate length: the longest one is most often the answer."""
-    span = covered_range(geometry, index, length)
-    stop = span.stop
-    if geometry.groups[index].lookahead:
-        stop += 1
-        if length + geometry.effective_block_size(index) > num_tokens - 1:
+def _needed_blocks(geometry: CacheGeometry, index: int, length: int, *, num_tokens: int) -> int:  # noqa: PLR0917
+    """Where the blocks end that group `index` needs for a prefix of `length` tokens, as far as they can be full."""
+    block = geometry.block_sizes[index]
+    margin = block if geometry.groups[index].lookahead else 0
+    return min(length + margin, num_tokens - 1) // block
+
+
+def _is_valid(geometry: CacheGeometry, length: int, *, present: Sequence[BoolArray], num_tokens: int) -> bool:
+    """Whether all blocks are there for one candidate length, before which no full group has a miss."""
+    for index in geometry.not_prefixes:
+        start, stop = coverage_start(geometry, index, length), length // geometry.block_sizes[index]
+        if geometry.groups[index].lookahead:
+            stop += 1
+            if stop > _needed_blocks(geometry, index, length, num_tokens=num_tokens):
+                return False
+        if start < stop and (stop > len(present[index]) or not is_all(present[index][start:stop])):
             return False
-    return span.start == stop or (stop <= len(present) and _all(present[span.start : stop]))
+    return True
 
 
 def _is_covered(
@@ -171,59 +140,3 @@ def _is_covered(
     ahead = np.minimum(span.stop + 1, len(missing) - 1)
     is_complete: BoolArray = np.equal(missing[ahead], missing[span.start])
     return is_complete & (lengths + block <= num_tokens - 1)
-
-
-def _probe_group(
-    geometry: CacheGeometry,
-    keys: Keys,
-    *,
-    gpu: Index,
-    cpu: Index | None,
-    index: int,
-    blocks: int,
-    unasked: BoolArray,
-) -> GroupResidency:
-    """Probe up to `blocks` leading blocks; a full group stops after the slice that holds its first miss.
-
-    The CPU tier is not asked for those marked in `unasked`.
-    """
-    step = geometry.hashes_per_block(index)
-    stops_at_miss = isinstance(geometry.groups[index], FullAttention)
-    parts: list[GroupResidency] = []
-    start, size = 0, _FIRST_SLICE if stops_at_miss else blocks
-    while start < blocks:
-        stop = min(start + size, blocks)
-        part = _probe(keys.digests(step, start, stop), gpu=gpu, cpu=cpu, group=index, unasked=unasked[start:stop])
-        if start == 0 and stop == blocks:
-            return part
-        parts.append(part)
-        if stops_at_miss and not _all(part.present):
-            break
-        start, size = stop, size * _SLICE_GROWTH
-    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True))) if parts else _NOWHERE
-
-
-def _probe(keys: DigestArray, *, gpu: Index, cpu: Index | None, group: int, unasked: BoolArray) -> GroupResidency:
-    on_gpu, gpu_slots = gpu.find(keys, group)
-    on_cpu = np.zeros(len(keys), np.bool_)
-    cpu_slots = np.zeros(len(keys), np.int64)
-    present = on_gpu
-    if cpu is not None and not _all(on_gpu):
-        is_absent = ~on_gpu
-        is_absent[: len(unasked)] &= ~unasked
-        absent = is_absent.nonzero()[0]
-        found = cpu.find(keys if len(absent) == len(keys) else keys[absent], group)
-        on_cpu[absent] = found.present
-        cpu_slots[absent] = found.slots
-        present = on_gpu | on_cpu
-    return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, present)
-
-
-def _count_leading(present: BoolArray) -> int:
-    """How many blocks are present before the first one that is not."""
-    return len(present) if _all(present) else int(present.argmin())
-
-
-def _all(mask: BoolArray) -> bool:
-    """`mask.all()`, several times as fast on short masks."""
-    return int(np.count_nonzero(mask)) == len(mask)

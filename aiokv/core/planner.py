@@ -15,7 +15,8 @@ from aiokv.core.attribution import attribute, count_switches
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
-from aiokv.core.lookup import GroupResidency, Residency
+from aiokv.core.lookup import Residency
+from aiokv.core.probing import GroupResidency
 from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState

@@ -74,6 +74,7 @@ class World:
         "gpu",
         "gpu_moves",
         "hints",
+        "identity",
         "inflight",
         "is_backend_lost",
         "leases",
@@ -114,6 +115,8 @@ class World:
         self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
+        self.identity = object()
+        """Stands for this cache where others' notes may lie beside its own."""
         self.epochs = Epochs(self.gpu.epoch, 0)
         """The epochs of both tiers now."""
         self.lost_gpu_slots: set[int] = set()

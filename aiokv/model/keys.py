@@ -25,7 +25,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
@@ -93,6 +93,7 @@ class BlockKeys:
         "_num_tokens",
         "_root",
         "_tokens",
+        "notes",
     )
 
     def __init__(
@@ -117,6 +118,9 @@ class BlockKeys:
         self._digests: DigestArray = np.empty((len(tokens) // hash_block_size + 1, DIGEST_WORDS), np.uint64)
         self._hashed = 0
         self._hasher: _Hash | None = None
+        self.notes: dict[object, Any] = {}
+        """What caches have put down with these keys, each under an identity of its own; shared with copies. Says
+        nothing about what the blocks are; `truncate` and `append` leave it as it is."""
 
     @property
     def hash_block_size(self) -> int:
@@ -220,6 +224,7 @@ class BlockKeys:
         twin._digests = self._digests[: self._hashed]
         twin._hashed = self._hashed
         twin._hasher = self._hasher.copy() if self._hasher is not None else None
+        twin.notes = self.notes
         return twin
 
     def _hash_until(self, stop: int) -> None:

@@ -90,8 +90,10 @@ class CacheGeometry:
     block_sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Per group, `effective_block_size`."""
     _alignment: int = field(init=False, repr=False, compare=False)
-    full_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """The indices of all groups, those of full attention before the others."""
+    full_groups: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The indices of the groups of full attention."""
+    other_groups: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The indices of all others."""
     not_prefixes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """The indices of groups that a resident leading run of blocks is not enough for: all but full ones without
     lookahead."""
@@ -112,11 +114,12 @@ class CacheGeometry:
             )
         _require(not self.sub_block_hits, "sub_block_hits is not supported by this version")
         sizes = tuple(group.block_size * (self.context_parallel if group.sharded else 1) for group in self.groups)
-        order = sorted(range(len(sizes)), key=lambda i: not isinstance(self.groups[i], FullAttention))
+        full = [i for i, group in enumerate(self.groups) if isinstance(group, FullAttention)]
         rest = [i for i, group in enumerate(self.groups) if group.lookahead or not isinstance(group, FullAttention)]
         object.__setattr__(self, "block_sizes", sizes)
         object.__setattr__(self, "_alignment", math.lcm(*sizes))
-        object.__setattr__(self, "full_first", tuple(order))
+        object.__setattr__(self, "full_groups", tuple(full))
+        object.__setattr__(self, "other_groups", tuple(i for i in range(len(sizes)) if i not in full))
         object.__setattr__(self, "not_prefixes", tuple(rest))
 
     def group_index(self, name: str) -> int:

@@ -21,6 +21,7 @@ from aiokv.runtime.entry import Entry
 from aiokv.runtime.hashing import KeyOptions, hash_in_slices, prepare_keys
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.turns import foresee
 
 __all__ = ["Intake", "RequestOptions", "Ticket"]
 
@@ -79,11 +80,11 @@ class Intake(Prompt):
 class Ticket:
     """One request on its way in. A deadline is needed by the coroutines only."""
 
-    __slots__ = ("_deadline", "_entry", "_hash_block_size", "_intake")
+    __slots__ = ("_core", "_deadline", "_entry", "_intake")
 
     def __init__(self, offloader: Offloader, intake: Intake, *, deadline: Deadline | None = None) -> None:
         self._entry = Entry(offloader, make_lease=Lease)
-        self._hash_block_size = offloader.core.geometry.hash_block_size
+        self._core = offloader.core
         self._intake = intake
         self._deadline = deadline
 
@@ -93,7 +94,7 @@ class Ticket:
         if isinstance(keys, BlockKeys):
             keys.hash_more(keys.num_blocks)
         else:
-            keys = BlockKeys(keys, hash_block_size=self._hash_block_size, **self._intake.identity)
+            keys = BlockKeys(keys, hash_block_size=self._core.geometry.hash_block_size, **self._intake.identity)
         return self._entry.try_now(self._request(keys))
 
     async def admit(self) -> Lease:
@@ -109,11 +110,15 @@ class Ticket:
         if isinstance(keys, BlockKeys):
             await hash_in_slices(keys)
         else:
-            keys = await prepare_keys(keys, hash_block_size=self._hash_block_size, **self._intake.identity)
-        return self._request(keys)
+            keys = await prepare_keys(
+                keys, hash_block_size=self._core.geometry.hash_block_size, **self._intake.identity
+            )
+        request = self._request(keys)
+        await foresee(self._core, request.keys)
+        return request
 
     def _request(self, keys: BlockKeys) -> AcquireRequest:
-        return self._intake.request(keys.copy(), hash_block_size=self._hash_block_size)
+        return self._intake.request(keys.copy(), hash_block_size=self._core.geometry.hash_block_size)
 
     @property
     def _due(self) -> Deadline:

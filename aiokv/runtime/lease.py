@@ -24,9 +24,9 @@ from aiokv.model.tokens import TokenIds
 from aiokv.runtime.arguments import check_name, check_whole
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import Entry
-from aiokv.runtime.naming import name_in_slices
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
+from aiokv.runtime.turns import name_in_slices
 from aiokv.runtime.waiting import Rank, stand_in_line
 
 __all__ = ["Lease"]

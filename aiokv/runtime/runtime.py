@@ -38,6 +38,7 @@ from aiokv.runtime.opening import Opening
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
 from aiokv.runtime.transfer_stream import TransferStream
+from aiokv.runtime.turns import foresee
 
 __all__ = ["Fence", "KVRuntime"]
 
@@ -173,8 +174,13 @@ class KVRuntime:
         return BlockKeys(token_ids, hash_block_size=self._config.geometry.hash_block_size, **identity)
 
     async def prepare_keys(self, token_ids: TokenIds, **identity: Unpack[KeyOptions]) -> BlockKeys:
-        """Like `keys`, converted and hashed in slices, so that the loop turns in between."""
-        return await prepare_keys(token_ids, hash_block_size=self._config.geometry.hash_block_size, **identity)
+        """Like `keys`, converted and hashed in slices, so that the loop turns in between. Where the blocks of a long
+        prompt are is found out beforehand as well, which makes `try_acquire` shorter.
+        """
+        keys = await prepare_keys(token_ids, hash_block_size=self._config.geometry.hash_block_size, **identity)
+        if self._offloader is not None:
+            await foresee(self._offloader.core, keys)
+        return keys
 
     def fence(self, stream: object = None) -> Fence:
         """A point of the engine's stream, for `confirm(after=)` and `release(after=)`. In RAM it fences nothing."""

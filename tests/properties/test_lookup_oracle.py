@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from aiokv.core.attribution import attribute, count_switches
 from aiokv.core.coverage import covered_range
-from aiokv.core.lookup import find_residency, longest_valid
+from aiokv.core.lookup import Residency, find_residency, longest_valid
+from aiokv.core.probing import Guesses
 from aiokv.errors import ConfigError
-from aiokv.model.ids import BoolArray, DigestArray
+from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Found, Hit
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
@@ -250,6 +251,39 @@ def test_lookup_in_both_tiers_equals_the_oracle_and_probes_each_key_once(case: C
             assert (bool(row.on_gpu[block]), bool(row.on_cpu[block])) == (letter in "gb", letter == "c")
 
 
+@settings(max_examples=300)
+@given(cases(), SEEDS)
+def test_guesses_right_or_wrong_change_no_answer_and_spare_probes(case: Case, seed: int) -> None:
+    """Invariant 7, wherever a lookup is told to look first."""
+    geometry, random = case.geometry, Random(seed)
+    keys = BlockKeys(range(case.num_tokens), hash_block_size=geometry.hash_block_size)
+
+    def find(guesses: Guesses | None) -> tuple[Residency, RecordingIndex, RecordingIndex]:
+        gpu, cpu = RecordingIndex(case, keys, letters="gb"), RecordingIndex(case, keys, letters="cb")
+        found = find_residency(
+            geometry, keys, gpu=gpu, cpu=cpu, num_tokens=case.num_tokens, align=case.align, guesses=guesses
+        )
+        return found, gpu, cpu
+
+    expected, gpu, cpu = find(None)
+    guesses = {}
+    for index in range(len(geometry.groups)):
+        for tier, pool in ((Tier.GPU, gpu), (Tier.CPU, cpu)):
+            most = keys.num_blocks // geometry.hashes_per_block(index)
+            blocks = random.choice((0, min(1, most), most, most))
+            right = pool.find_quietly(keys.digests(geometry.hashes_per_block(index), 0, blocks), index)
+            guesses[tier, index] = np.array([random.choice((slot, slot, 0, 7)) for slot in right], np.int64)
+    found, gpu_again, cpu_again = find(guesses)
+    assert found.length == expected.length
+    for row, other in zip(found.groups, expected.groups, strict=True):
+        assert np.array_equal(row.on_gpu, other.on_gpu)
+        assert np.array_equal(row.on_cpu, other.on_cpu)
+        assert np.array_equal(row.gpu_slots[row.on_gpu], other.gpu_slots[row.on_gpu])
+        assert np.array_equal(row.cpu_slots[row.on_cpu], other.cpu_slots[row.on_cpu])
+    assert gpu_again.probes <= gpu.probes
+    assert cpu_again.probes <= cpu.probes
+
+
 class RecordingIndex:
     """A tier that knows the blocks with one of `letters`, and counts what it is asked."""
 
@@ -270,8 +304,15 @@ class RecordingIndex:
         self.found.update(set(asked) & set(self._slots))
         return Found(
             present=np.array([key in self._slots for key in asked], np.bool_),
-            slots=np.array([self._slots.get(key, 0) for key in asked], np.int32),
+            slots=self.find_quietly(keys, group),
         )
+
+    def find_quietly(self, keys: DigestArray, group: int) -> IntArray:
+        """The slots, 0 for what is missing; not counted."""
+        return np.array([self._slots.get((group, row.tobytes()), 0) for row in keys], np.int64)
+
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
+        return np.equal(slots, self.find_quietly(keys, group)) & np.greater(slots, 0)
 
 
 def loaded_blocks(case: Case, index: int, *, length: int) -> BoolArray:

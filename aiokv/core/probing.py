@@ -1,0 +1,175 @@
+"""Asking both pools where blocks of one request are.
+
+Rules
+- Pure. Each (group, hash) is probed at most once per tier; the CPU tier is asked only for what the GPU tier misses.
+- A guess (see `foresight.py`) is only where to look first: it counts if that slot holds that very hash in this epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol, final
+
+import numpy as np
+
+from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
+from aiokv.model.plan import Found
+from aiokv.model.spec import CacheGeometry
+
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "Keys", "Prober", "count_leading", "is_all"]
+
+_FIRST_SLICE: Final = 128
+_SLICE_GROWTH: Final = 4
+_NO_BLOCKS: Final[BoolArray] = np.zeros(0, np.bool_)
+_NO_SLOTS: Final[IntArray] = np.zeros(0, np.int64)
+
+Guesses = Mapping[tuple[Tier, int], IntArray]
+"""By tier and group: the slot in which each block may be; any where it was not found."""
+
+
+class Index(Protocol):
+    """What lookup needs of a pool. Pure."""
+
+    def find(self, keys: DigestArray, group: int) -> Found:
+        """Where the blocks with these hashes are; valid until the pool changes."""
+        ...
+
+    def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
+        """Which of `slots`, all of them slots of the pool, hold `keys[i]`."""
+        ...
+
+
+class Keys(Protocol):
+    """What lookup needs of a request's keys."""
+
+    def digests(self, step: int, start: int, stop: int) -> DigestArray:  # noqa: PLR0917  # reads like a range
+        """Hashes of blocks `[start, stop)` of `step` hash blocks each."""
+        ...
+
+
+class GroupResidency(NamedTuple):
+    """Where the first `n` blocks of one group are; slots have a meaning only where the mask says so.
+
+    `on_cpu` is false where `on_gpu` is true: GPU wins. Blocks before a range that was probed alone are nowhere.
+    """
+
+    on_gpu: BoolArray
+    gpu_slots: IntArray
+    on_cpu: BoolArray
+    cpu_slots: IntArray
+    present: BoolArray
+    """In either tier."""
+
+
+NOWHERE: Final = GroupResidency(_NO_BLOCKS, _NO_SLOTS, _NO_BLOCKS, _NO_SLOTS, _NO_BLOCKS)
+
+
+@final
+class Prober:
+    """Probes blocks of one request; per group, the CPU tier is not asked for leading blocks marked in `without`."""
+
+    __slots__ = ("_cpu", "_geometry", "_gpu", "_guesses", "_keys", "_without")
+
+    def __init__(
+        self,
+        geometry: CacheGeometry,
+        keys: Keys,
+        *,
+        gpu: Index,
+        cpu: Index | None,
+        without: Sequence[BoolArray],
+        guesses: Guesses | None,
+    ) -> None:
+        self._geometry = geometry
+        self._keys = keys
+        self._gpu = gpu
+        self._cpu = cpu
+        self._without = without
+        self._guesses = guesses
+
+    def probe_leading(self, index: int, blocks: int) -> GroupResidency:
+        """Up to `blocks` leading blocks, in growing slices; the slice that holds the first miss is the last."""
+        parts: list[GroupResidency] = []
+        start, size = 0, _FIRST_SLICE
+        while start < blocks:
+            stop = min(start + size, blocks)
+            part = self.probe_slice(index, start, stop)
+            if start == 0 and stop == blocks:
+                return part
+            parts.append(part)
+            if not is_all(part.present):
+                break
+            start, size = stop, size * _SLICE_GROWTH
+        return _joined(parts) if parts else NOWHERE
+
+    def probe_range(self, index: int, start: int, stop: int) -> GroupResidency:  # noqa: PLR0917  # reads like a range
+        """Blocks `[start, stop)`, behind as many that are nowhere as there are before them."""
+        if start >= stop:
+            return NOWHERE
+        part = self.probe_slice(index, start, stop)
+        return part if start == 0 else _joined([_nowhere(start), part])
+
+    def probe_before(self, index: int, start: int, found: GroupResidency) -> GroupResidency:  # noqa: PLR0917
+        """The same blocks and those before `start`, which were not probed yet."""
+        if start == 0:
+            return found
+        on_gpu, gpu_slots, on_cpu, cpu_slots, present = found
+        tail = GroupResidency(on_gpu[start:], gpu_slots[start:], on_cpu[start:], cpu_slots[start:], present[start:])
+        return _joined([self.probe_slice(index, 0, start), tail])
+
+    def probe_slice(self, index: int, start: int, stop: int) -> GroupResidency:  # noqa: PLR0917  # reads like a range
+        """Blocks `[start, stop)`, in that order and no others."""
+        keys = self._keys.digests(self._geometry.hashes_per_block(index), start, stop)
+        guess = self._guess(Tier.GPU, index, start, stop)
+        on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess)
+        on_cpu = np.zeros(len(keys), np.bool_)
+        cpu_slots = np.zeros(len(keys), np.int64)
+        if self._cpu is None or is_all(on_gpu):
+            return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu)
+        is_absent = ~on_gpu
+        if self._without:
+            unasked = self._without[index][start:stop]
+            is_absent[: len(unasked)] &= ~unasked
+        guess = self._guess(Tier.CPU, index, start, stop)
+        if is_all(is_absent):
+            on_cpu, cpu_slots = _find(self._cpu, keys, group=index, guess=guess)
+            return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_cpu)
+        absent = is_absent.nonzero()[0]
+        on_cpu[absent], cpu_slots[absent] = _find(
+            self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess
+        )
+        return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
+
+    def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range
+        """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""
+        guess = self._guesses.get((tier, index), _NO_SLOTS) if self._guesses else _NO_SLOTS
+        return guess[start:stop] if len(guess) >= stop else _NO_SLOTS
+
+
+def count_leading(present: BoolArray) -> int:
+    """How many blocks are present before the first one that is not."""
+    return len(present) if is_all(present) else int(present.argmin())
+
+
+def is_all(mask: BoolArray) -> bool:
+    """`mask.all()`, several times as fast on short masks."""
+    return int(np.count_nonzero(mask)) == len(mask)
+
+
+def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
+    return GroupResidency(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _nowhere(blocks: int) -> GroupResidency:
+    mask, slots = np.zeros(blocks, np.bool_), np.zeros(blocks, np.int64)
+    return GroupResidency(mask, slots, mask, slots, mask)
+
+
+def _find(pool: Index, keys: DigestArray, *, group: int, guess: IntArray) -> Found:
+    if not len(guess):
+        return pool.find(keys, group)
+    present, slots = pool.holds(guess, keys, group=group), guess.copy()
+    missing = np.logical_not(present).nonzero()[0]
+    if len(missing):
+        present[missing], slots[missing] = pool.find(keys[missing], group)
+    return Found(present, slots)
