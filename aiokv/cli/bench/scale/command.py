@@ -49,10 +49,11 @@ def _scale(
     from aiokv.cli.bench.report import conclude
     from aiokv.cli.bench.scale.runner import measure_scale
     from aiokv.cli.bench.scale.settings import ScaleSettings
+    from aiokv.cli.bench.scale.table import table_of
 
     settings = ScaleSettings(
         pool_slots=tuple(pool_slots or ScaleSettings().pool_slots), blocks=blocks, model=model, repeats=repeats
     )
     with stdout_kept_clean() if as_json else nullcontext():
-        report = measure_scale(settings)
-    conclude(report, as_json=as_json)
+        report, results = measure_scale(settings)
+    conclude(report, as_json=as_json, table=table_of(results))

@@ -34,6 +34,7 @@ class Measured:
     """Nanoseconds of one case's rounds, and of the same operation in the smallest pools meanwhile."""
 
     case: Case
+    base: Case
     taken_ns: tuple[int, ...]
     base_ns: tuple[int, ...]
 
@@ -42,15 +43,30 @@ class Measured:
         """Of the medians."""
         return median(self.taken_ns) / max(median(self.base_ns), 1)
 
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether a block costs too much in these pools."""
+        return self.ratio > MOST_RATIO
+
+    @property
+    def is_like_base(self) -> bool:
+        """Whether prompts come back as soon as in the smallest pools, and so are as warm in the processor's caches."""
+        return self.case.rounds_in_turn == self.base.rounds_in_turn
+
+    @property
+    def prompts_in_turn(self) -> int:
+        """After so many a prompt comes back; 0 with the layout MISS, where none does."""
+        return 0 if self.case.layout is Layout.MISS else self.case.rounds_in_turn
+
     def as_json(self) -> dict[str, object]:
-        """The figures of one case. With the layout MISS no prompt comes back: none are in turn."""
+        """The figures of one case."""
         case = self.case
         spread = Spread.of([taken / 1e3 / case.blocks for taken in self.taken_ns])
         return {
             "operation": case.operation.value,
             "layout": case.layout.value,
             "pool_slots": case.pool_slots,
-            "prompts_in_turn": 0 if case.layout is Layout.MISS else case.rounds_in_turn,
+            "prompts_in_turn": self.prompts_in_turn,
             "us_per_block": round(spread.median, 4),
             "p10": round(spread.p10, 4),
             "p90": round(spread.p90, 4),
@@ -58,15 +74,17 @@ class Measured:
         }
 
 
-def measure_scale(settings: ScaleSettings) -> BenchReport:
+def measure_scale(settings: ScaleSettings) -> tuple[BenchReport, list[Measured]]:
     """Fill the pools of all sizes, measure everything, with a progress bar on stderr.
 
     `ConfigError`, before anything is made, if they will not fit into memory together.
     """
     check_memory(sum(settings.sizes), available=available_memory())
     with new_progress() as progress:
-        results = _measure_all(settings, progress=progress)
-    return BenchReport(
+        worlds = {slots: filled_world(settings.model, pool_slots=slots, progress=progress) for slots in settings.sizes}
+        results = _measure_all(settings, worlds=worlds, progress=progress)
+        resident = resident_bytes()
+    report = BenchReport(
         benchmark="scale",
         schema_version=SCHEMA_VERSION,
         figures={
@@ -75,12 +93,13 @@ def measure_scale(settings: ScaleSettings) -> BenchReport:
             "repeats": settings.repeats,
             "gc": Collector.OFF.value,
             "most_ratio": MOST_RATIO,
-            "resident_mib": round(resident_bytes() / _MIB),
+            "resident_mib": round(resident / _MIB),
             **describe_interpreter(),
         },
         complaints=complaints_about(results),
         cases=tuple(result.as_json() for result in results),
     )
+    return report, results
 
 
 def complaints_about(results: Sequence[Measured]) -> tuple[str, ...]:
@@ -89,12 +108,11 @@ def complaints_about(results: Sequence[Measured]) -> tuple[str, ...]:
         f"{result.case.operation.value} {result.case.layout.value}: a block in pools of {result.case.pool_slots:,} "
         f"slots takes {result.ratio:.2f}x what it takes in the smallest, over {MOST_RATIO:g}x"
         for result in results
-        if result.ratio > MOST_RATIO
+        if result.is_too_slow
     )
 
 
-def _measure_all(settings: ScaleSettings, *, progress: Progress) -> list[Measured]:
-    worlds = {slots: filled_world(settings.model, pool_slots=slots, progress=progress) for slots in settings.sizes}
+def _measure_all(settings: ScaleSettings, *, worlds: Mapping[int, BenchWorld], progress: Progress) -> list[Measured]:
     sweeps = settings.sweeps()
     task = progress.add_task("measuring", total=len(sweeps) * settings.repeats)
     results = []
@@ -117,6 +135,6 @@ def _measure(
         step()
     columns = [tuple(column) for column in zip(*turns, strict=True)]
     return [
-        Measured(case=case, taken_ns=taken, base_ns=columns[0])
+        Measured(case=case, base=sweep.base, taken_ns=taken, base_ns=columns[0])
         for case, taken in zip(sweep.cases, columns, strict=True)
     ]
