@@ -41,12 +41,11 @@ RECORDED: Final = {
     (Operation.LOAD, Layout.CPU, LONG): 0.69,
 }
 LARGE_POOLS: Final = {
-    (Operation.LOOKUP, Layout.GPU): 1.2,
-    (Operation.LOOKUP, Layout.CPU): 1.2,
-    (Operation.RESERVE, Layout.MISS): 1.2,
-    (Operation.RELEASE, Layout.GPU): 1.2,
-    (Operation.STORE, Layout.MISS): 1.2,
-    (Operation.LOAD, Layout.CPU): 1.2,
+    (Operation.LOOKUP, Layout.GPU): 1.3,
+    (Operation.RESERVE, Layout.MISS): 1.15,
+    (Operation.RELEASE, Layout.GPU): 1.0,
+    (Operation.STORE, Layout.MISS): 1.15,
+    (Operation.LOAD, Layout.CPU): 1.15,
 }
 """A long prompt in pools of 200,000 slots, in parts of one in pools of 20,000."""
 
