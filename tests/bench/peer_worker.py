@@ -117,6 +117,7 @@ class World:
         self.requests = int(case["requests"])
         self.lead_in_blocks = min(self.blocks, LEAD_IN_BLOCKS)
         self.hits: dict[str, int] = {}
+        self.stored_blocks = 0
         self._slots = int(case["pool_slots"])
         self._groups = 2 if case["model"] == "hybrid" else 1
         self._numbers = itertools.count()
@@ -201,6 +202,7 @@ class World:
 
         def store(_batch: list[Any]) -> None:
             meta = self.offload.build_connector_meta(second)
+            self.stored_blocks = len(meta.store_gpu_blocks)
             done = SimpleCPUOffloadWorkerMetadata({meta.store_event: 1})
             self.offload.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=done))
 
@@ -272,6 +274,12 @@ class World:
             hit, expected = self.hits[request.request_id], (request.num_tokens - 1) // BLOCK * BLOCK
             if hit != expected:
                 raise RuntimeError(f"{hit} tokens were found, not {expected}")
+
+    def check_stores(self, batch: list[Any]) -> None:
+        """All blocks of these requests were stored in the last step, in every group."""
+        expected = sum(len(request.block_hashes) for request in batch) * self._groups
+        if self.stored_blocks != expected:
+            raise RuntimeError(f"{self.stored_blocks} blocks were stored, not {expected}")
 
     def _fill_gpu(self) -> None:
         """Others pass through the whole GPU pool: every slot holds a block of theirs afterwards."""
@@ -392,6 +400,7 @@ def store_rounds(world: World) -> Iterator[int]:
         each(world.admit)(made.everyone)
         timed(made.lead_in, world.plan_stores(made.lead_in))
         yield timed(made.measured, world.plan_stores(made.measured))
+        world.check_stores(made.measured)
         each(world.leave)(made.everyone)
 
 
