@@ -84,9 +84,9 @@ class EpochIndex:
         """Which of `slots` hold a key, stale or not."""
         return self._index.is_indexed(slots)
 
-    def are_indexed(self, slots: SlotArray) -> bool:
-        """Whether all `slots` hold a key, stale or not."""
-        return self._index.are_indexed(slots)
+    def find_indexed(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` those stand that hold a key, stale or not."""
+        return self._index.find_indexed(slots)
 
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key, stale or not."""

@@ -102,13 +102,21 @@ class SlotIndex:
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
         if len(keys) <= AT_ONCE:
-            return self._find(self._probe(keys, group))
+            probe = self._probe(keys, group)
+            matches = _match_tags(probe)
+            if len(matches) or self._stash:
+                return self._verify(probe, matches)
+            return Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64))
         parts = [self.find(keys[i : i + AT_ONCE], group) for i in range(0, len(keys), AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
     def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key."""
         return np.not_equal(self._owner[slots], _NOBODY)
+
+    def find_indexed(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` those stand that hold a key."""
+        return self._owner[slots].nonzero()[0]
 
     def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
@@ -215,12 +223,6 @@ class SlotIndex:
         mixed *= _IN_EACH_WAY
         mixed |= _IN_EACH_WAY
         return _Probe(keys, marks.owner, buckets, mixed, self._buckets[buckets])
-
-    def _find(self, probe: _Probe) -> Found:
-        matches = _match_tags(probe)
-        if len(matches) or self._stash:
-            return self._verify(probe, matches)
-        return Found(np.zeros(len(probe.keys), np.bool_), np.zeros(len(probe.keys), np.int64))
 
     def _verify(self, probe: _Probe, matches: IntArray) -> Found:
         """Which keys are present, given where their tags are found."""
