@@ -58,7 +58,7 @@ class Offer:
         """These of the blocks that were planned last come first once more."""
         self.positions = np.concatenate((later.positions, self.positions[self.planned :]))
         self.slots = np.concatenate([part.astype(np.int64, copy=False) for part in (slots, self.slots[self.planned :])])
-        self.planned, self.chosen = 0, len(slots)
+        self.planned, self.chosen = 0, len(slots) + max(self.chosen - self.planned, 0)
 
 
 class Choice(Protocol):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.cache import CacheState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
+from aiokv.core.offers import Offer
 from aiokv.core.store_policy import StoreSettings
 from aiokv.core.world import SCAN_LIMIT
 from aiokv.model.ids import Tier
@@ -127,3 +129,16 @@ def test_a_pool_without_a_slot_to_give_is_full_at_once() -> None:
     cache.confirm(other, NEW * BLOCK + 1)
     cache.run_slices()
     assert cache.counters.store_skipped_blocks[DeclineReason.POOL_FULL] == NEW
+
+
+@pytest.mark.parametrize(("chosen", "planned", "still_chosen"), [(8, 5, 2 + 3), (5, 5, 2), (0, 5, 2)])
+def test_what_was_found_worth_a_copy_is_not_asked_for_again(*, chosen: int, planned: int, still_chosen: int) -> None:
+    """A part that ends in the midst of what was chosen: the rest of that is behind what waits, and chosen as well."""
+    record = admit(cache_of(StorePolicy.SELECTIVE, filler=0), 1, 10)
+    positions = np.arange(10)
+    offer = Offer(record=record, keys=record.keys, group=0, positions=positions, slots=positions + 100)
+    offer.chosen, offer.planned = chosen, planned
+    offer.put_back(KeyedBlocks(keys=record.keys, group=0, positions=np.array([3, 4])), np.array([103, 104]))
+    assert offer.positions.tolist() == [3, 4, 5, 6, 7, 8, 9]
+    assert offer.slots.tolist() == [103, 104, 105, 106, 107, 108, 109]
+    assert (offer.planned, offer.chosen) == (0, still_chosen)
