@@ -87,3 +87,19 @@ def test_the_pools_have_room_for_every_client_and_not_for_all_they_ask_for() -> 
     assert settings.clients * grown < settings.gpu_blocks < 2 * settings.clients * settings.blocks
     assert settings.churn_clients * settings.blocks <= settings.churn_slots // 2
     assert settings.churn_prompts * settings.blocks >= settings.churn_slots + settings.churn_blocks
+
+
+def test_a_single_short_conversation_has_room_to_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    """The smallest prompt, by itself, grows and generates more than it began with."""
+    few = HoldSettings(clients=1, tokens=64, rounds=2, churn_slots=16, churn_blocks=1)
+    run("bench", "hold", *as_arguments(few), "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["mixed"]["growing"] == 2
+    assert json.loads(captured.out)["churn"]["requests"] == few.churn_prompts
+
+
+def test_a_prompt_that_the_churned_pool_never_holds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "hold", "--tokens", "1025", "--churn-slots", "64", "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "give more --churn-slots" in captured.err

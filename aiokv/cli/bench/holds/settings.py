@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 from aiokv.model.spec import CacheGeometry, FullAttention
 
@@ -42,6 +43,14 @@ class HoldSettings:
     churn_slots: int = 1_000_000
     churn_blocks: int = 2_000_000
 
+    def __post_init__(self) -> None:
+        needed = -(-self.tokens // BLOCK)
+        if self.churn_slots < needed:
+            raise ConfigError(
+                f"a prompt of {self.tokens} tokens needs {needed} slots, the churned pool has {self.churn_slots}: "
+                "give more --churn-slots"
+            )
+
     @property
     def blocks(self) -> int:
         """Of a prompt."""
@@ -49,8 +58,9 @@ class HoldSettings:
 
     @property
     def gpu_blocks(self) -> int:
-        """Room for a prompt of each client, grown, and a quarter more."""
-        return int(self.clients * (self.blocks + self.grown_tokens // BLOCK) * _GPU_SPARE) + 1
+        """Room for a prompt of each client, grown, what is generated then, and a quarter more."""
+        most_tokens = self.tokens + self.grown_tokens + self.generated_tokens + BLOCK
+        return int(self.clients * -(-most_tokens // BLOCK) * _GPU_SPARE) + 1
 
     @property
     def cpu_blocks(self) -> int:
@@ -64,7 +74,7 @@ class HoldSettings:
 
     @property
     def generated_tokens(self) -> int:
-        """So many a growing conversation generates, one by one."""
+        """So many a growing conversation generates, one by one; then a block more, for which it is extended."""
         return 4 * BLOCK
 
     @property
