@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from aiokv.cli.bench.replay.figures import complaints_about
+from tests.cli.bench.test_compare import is_running
 from tests.cli.test_main import run
 
 CHUNK, BLOCK = 512, 16
@@ -189,6 +190,59 @@ def test_a_peer_that_cannot_run_is_told(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert told in captured.err
+
+
+FAKE_PEER = """#!{python}
+import subprocess, sys, time
+child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL)
+open({log!r}, "w").write(str(child.pid))
+for number, line in enumerate(sys.stdin):
+    {answer}
+"""
+GREET = """print('{"peer": "a fake"}' if number == 0 else ANSWER, flush=True)"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("time.sleep(300)", "no answer within 3 s"),
+        ("sys.exit('out of tea')", "it said last: out of tea"),
+        ("print('{}', flush=True)", "does not say what it is"),
+        ("print('[1]', flush=True)", "no answer, but"),
+        ("print('tea', flush=True)", "no answer, but"),
+        (GREET.replace("ANSWER", "'{}'"), "cannot be used"),
+        (GREET.replace("ANSWER", """'{"hits": [[1]], "seconds": 1, "cpu_seconds": 1}'"""), "cannot be used"),
+        (GREET.replace("ANSWER", """'{"hits": [], "seconds": 1, "cpu_seconds": 1}'"""), "0 requests, not 1"),
+        (GREET.replace("ANSWER", "sys.exit('no milk')"), "it said last: no milk"),
+    ],
+)
+def test_a_peer_that_answers_what_nobody_can_use_is_told_and_leaves_no_process(
+    answer: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python, log = tmp_path / "python", tmp_path / "child"
+    python.write_text(FAKE_PEER.format(python=sys.executable, log=str(log), answer=answer))
+    python.chmod(0o755)
+    trace = written(tmp_path, [line([1])])
+    timeout = "3" if "within" in told else "50"
+    assert run("bench", "replay", trace, "--peer-python", str(python), "--timeout", timeout, "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert told in captured.err
+    assert not is_running(int(log.read_text()))
+
+
+def test_a_peer_that_reads_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has closed its stdin before it is asked."""
+    trace = written(tmp_path, [line([1])])
+    assert run("bench", "replay", trace, "--peer-python", "/bin/cat", "--json") == 2
+    assert "no answer, but" in capsys.readouterr().err
+
+
+def test_a_block_that_no_keys_can_hash_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What fails within the runtime comes out as it is, not as a group of errors."""
+    trace = written(tmp_path, [line([1])])
+    assert run("bench", "replay", trace, "--block-size", str(2**24 + 1), "--gpu-blocks", "10", "--json") == 2
+    assert "hash_block_size must be" in capsys.readouterr().err
 
 
 def test_a_token_too_few_a_metric_apart_and_a_peer_too_near_are_complaints() -> None:

@@ -28,6 +28,7 @@ BlockSizeOption = Annotated[int, typer.Option(min=1, help="Tokens per block.")]
 InFlightOption = Annotated[int, typer.Option(min=1, help="Most requests in flight at once.")]
 TokensOption = Annotated[TokenForm, typer.Option(help="Prompts as int32 arrays or as lists; a peer takes lists.")]
 SliceOption = Annotated[int, typer.Option("--slice", min=1, help="Requests of one turn.")]
+TimeoutOption = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer of the peer.")]
 
 
 def register(bench: typer.Typer) -> None:
@@ -46,6 +47,7 @@ def _replay(
     in_flight: InFlightOption = _DEFAULTS.in_flight,
     tokens: TokensOption = _DEFAULTS.tokens,
     slice_requests: SliceOption = _DEFAULTS.slice_requests,
+    timeout: TimeoutOption = _DEFAULTS.timeout_s,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace through the asyncio runtime, with copies that end at once and metrics that are scraped.
@@ -68,6 +70,7 @@ def _replay(
         in_flight=in_flight,
         tokens=tokens,
         slice_requests=slice_requests,
+        timeout_s=timeout,
     )
     with stdout_kept_clean() if as_json else nullcontext():
         report = replay(settings)

@@ -1,14 +1,17 @@
 """The peer, in an interpreter of its own: it is told what to serve, and waits while the other side is served.
 
-Its script lies with the tests of a checkout. Each line is one JSON object; what vLLM logs goes to a file, of which the
+It is a session of its own, so that a Ctrl-C reaches the driver alone, which ends it with all that it has started. Its
+script lies with the tests of a checkout. Each line is one JSON object; what vLLM logs goes to a file, of which the
 end is shown if the peer dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,8 +27,8 @@ __all__ = ["Peer", "Served"]
 
 _SCRIPT: Final = Path(aiokv.__file__).parent.parent / "tests/bench/peer_replay.py"
 _LINE_LIMIT: Final = 2**26
-_GRACE_S: Final = 5.0
 _LOG_LINES: Final = 3
+_SHOWN: Final = 80
 _QUIET: Final = {"VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -40,13 +43,14 @@ class Served:
 
 @final
 class Peer:
-    """A running peer; `start` it, `close` it."""
+    """A running peer; `start` it, `close` it. Of its answers `ConfigError` says what is wrong, or that none came."""
 
-    __slots__ = ("_log", "_process", "name")
+    __slots__ = ("_log", "_process", "_timeout_s", "name")
 
-    def __init__(self, process: asyncio.subprocess.Process, *, log: IO[bytes]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, *, log: IO[bytes], timeout_s: float) -> None:
         self._process = process
         self._log = log
+        self._timeout_s = timeout_s
         self.name = ""
         """What it says that it is."""
 
@@ -65,60 +69,81 @@ class Peer:
                 stderr=log,
                 env={**_environment(), **_QUIET},
                 limit=_LINE_LIMIT,
+                start_new_session=True,
             )
         except OSError as error:
             log.close()
             raise ConfigError(f"cannot start the peer's interpreter {python}: {error}") from error
-        peer = cls(process, log=log)
+        peer = cls(process, log=log, timeout_s=settings.timeout_s)
         try:
-            answer = await peer._ask(
-                {
-                    "block_size": settings.block_size,
-                    "gpu_blocks": settings.gpu_blocks,
-                    "cpu_blocks": settings.cpu_blocks,
-                    "watermark": WATERMARK,
-                }
-            )
+            await peer._greet(settings)
         except BaseException:
             await peer.close()
             raise
-        peer.name = str(answer["peer"])
         return peer
+
+    async def _greet(self, settings: ReplaySettings) -> None:
+        answer = await self._ask(
+            {
+                "block_size": settings.block_size,
+                "gpu_blocks": settings.gpu_blocks,
+                "cpu_blocks": settings.cpu_blocks,
+                "watermark": WATERMARK,
+            }
+        )
+        if not isinstance(answer.get("peer"), str):
+            raise ConfigError(f"the peer does not say what it is, but {str(answer)[:_SHOWN]}")
+        self.name = answer["peer"]
 
     async def play(self, arrivals: Sequence[Arrival], *, last: bool) -> Served:
         """Serve a slice; after the `last` one every request ends."""
         described = [{"index": a.index, "ends": a.ends, **asdict(a.request)} for a in arrivals]
         answer = await self._ask({"arrivals": described, "last": last})
-        hits = [(gpu, cpu) for gpu, cpu in answer["hits"]]
-        return Served(seconds=answer["seconds"], cpu_seconds=answer["cpu_seconds"], hits=hits)
+        try:
+            hits = [(int(gpu), int(cpu)) for gpu, cpu in answer["hits"]]
+            served = Served(seconds=float(answer["seconds"]), cpu_seconds=float(answer["cpu_seconds"]), hits=hits)
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError(f"the peer's answer cannot be used: {str(answer)[:_SHOWN]}") from None
+        if len(hits) != len(arrivals):
+            raise ConfigError(f"the peer has served {len(hits)} requests, not {len(arrivals)}")
+        return served
 
     async def close(self) -> None:
-        """End it: it leaves when its input does, and is killed if it does not."""
+        """End it and all that it has started: what it was asked for has been read."""
         try:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            async with asyncio.timeout(_GRACE_S):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         finally:
             self._log.close()
 
     async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        try:
+            line = await asyncio.wait_for(self._exchange(message), self._timeout_s)
+        except TimeoutError:
+            said = self._last_words()
+            raise ConfigError(f"the peer gave no answer within {self._timeout_s:g} s; it said last: {said}") from None
+        except ValueError:
+            raise ConfigError("the peer gave an answer that has no end") from None
+        if not line:
+            raise ConfigError(f"the peer gave no answer; it said last: {self._last_words()}")
+        try:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise ConfigError(f"the peer gave no answer, but {line[:_SHOWN]!r}; it said last: {self._last_words()}")
+        return answer
+
+    async def _exchange(self, message: dict[str, Any]) -> bytes:
+        """The next line of its stdout; empty if it has ended."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
-            raise ConfigError("the peer has no pipes")
-        try:
+            return b""
+        with contextlib.suppress(ConnectionError, RuntimeError):  # it has gone, which the missing answer says
             stdin.write(json.dumps(message).encode() + b"\n")
             await stdin.drain()
-            line = await stdout.readline()
-            answer = json.loads(line)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(f"the peer gave no answer; it said last: {self._last_words()}") from error
-        if not isinstance(answer, dict):
-            raise ConfigError(f"the peer gave no answer, but {line!r}")
-        return answer
+        return await stdout.readline()
 
     def _last_words(self) -> str:
         self._log.seek(0)

@@ -93,7 +93,13 @@ class Player:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._tasks.__aexit__(*exc_info)  # type: ignore[arg-type]  # passed on as it is
+        """What went wrong, in a request or beside them, is raised as it is where it is one error."""
+        try:
+            await self._tasks.__aexit__(*exc_info)  # type: ignore[arg-type]  # passed on as it is
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
 
     async def play(self, prompts: Iterable[Prompt]) -> None:
         """Serve them in order; back when nothing is left to be stored, so that no work of theirs runs later."""

@@ -41,6 +41,8 @@ class ReplaySettings:
     in_flight: int = 64
     tokens: TokenForm = TokenForm.ARRAY
     slice_requests: int = 250
+    timeout_s: float = 600.0
+    """For one answer of the peer."""
 
     @property
     def geometry(self) -> CacheGeometry:
