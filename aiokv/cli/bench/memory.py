@@ -1,4 +1,5 @@
-"""Whether a process grows: samples of its resident memory, and the slope of a straight line through them.
+"""Whether what is asked for fits into memory, and whether a process grows: samples of its resident memory, and the
+slope of a straight line through them.
 
 The first third of a run is warm-up (pools are touched, caches of the interpreter fill) and left out.
 """
@@ -11,11 +12,15 @@ from typing import Final, final
 
 import numpy as np
 
-__all__ = ["MemoryTrend"]
+from aiokv.cli.machine import read_machine
+from aiokv.errors import ConfigError
+
+__all__ = ["MemoryTrend", "available_memory", "require_memory", "resident_bytes"]
 
 _STATM: Final = "/proc/self/statm"
 _WARM_UP: Final = 1 / 3
 _LEAST_SAMPLES: Final = 3
+_MIB: Final = 2**20
 
 
 @final
@@ -65,3 +70,16 @@ def resident_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take."""
+    machine = read_machine(cuda_driver=lambda: None)
+    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
+
+
+def require_memory(needed: int, *, what: str) -> None:
+    """`ConfigError` if so many bytes will not fit: better than being killed half way through."""
+    available = available_memory()
+    if needed > available:
+        raise ConfigError(f"{what} take about {needed // _MIB:,} MiB, {available // _MIB:,} are available")

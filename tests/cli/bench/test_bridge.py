@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 
 from aiokv.backends.base import EventStatus
 from aiokv.cli.bench.bridge.clocked import ClockedBackend
+from aiokv.cli.bench.bridge.rounds import opened_crowd
 from aiokv.cli.bench.bridge.runner import complaints_about
+from aiokv.cli.bench.bridge.settings import BridgeSettings
 from aiokv.model.ids import Direction
 from tests.backends.support import load
 from tests.cli.test_main import run
@@ -50,3 +54,18 @@ def test_copies_of_the_clocked_device_end_one_after_the_other_and_not_before_the
     backend.hurry()
     assert first.query() is second.query() is EventStatus.DONE
     assert backend.submit(load({1: 1})).query() is EventStatus.DONE
+
+
+async def test_a_round_that_is_broken_off_leaves_no_request_behind() -> None:
+    """As a Ctrl-C does."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    settings = BridgeSettings(in_flight=(20,), completions=10**4, copy_us=2_000)
+    with pytest.raises(TimeoutError):
+        async with opened_crowd(20, settings=settings) as crowd, asyncio.timeout(0.1):
+            before = asyncio.all_tasks()
+            await crowd.run_round()
+    assert asyncio.all_tasks() <= before
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []

@@ -38,6 +38,11 @@ def test_a_block_that_cannot_be_measured_is_refused(size: str, why: str, capsys:
     assert why in captured.err
 
 
+def test_arenas_that_no_machine_can_hold_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "copy", "--mib", str(10**12), "--json") == 2
+    assert "are available" in capsys.readouterr().err
+
+
 def test_a_copy_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nothing:
         """A copy that is said to have been made."""

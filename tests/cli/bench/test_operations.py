@@ -323,6 +323,8 @@ def test_people_read_a_row_per_case(capsys: pytest.CaptureFixture[str]) -> None:
         (("load", "--blocks", "9", "--pool-slots", "100", "--requests", "10"), "10 x 9 blocks"),
         (("release", "--requests", "0"), ""),
         (("reserve", "--pool-slots", str(10**13)), "are available"),
+        (("hash", "--blocks", str(10**13)), "are available"),
+        (("hash", "--blocks", "1", "--requests", str(10**12)), "are available"),
         (("hash", "--blocks", "0"), ""),
         (("hash", "--repeats", "0"), ""),
     ],

@@ -27,3 +27,15 @@ def test_each_size_is_told_in_both_directions(capsys: pytest.CaptureFixture[str]
 def test_an_unknown_backend_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench", "submit", "--backend", "tape", "--json") == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(("--copies", str(10**12)), "are available"), (("--repeats", str(10**20)), "--repeats")]
+)
+def test_what_no_machine_can_hold_is_refused(
+    arguments: tuple[str, str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("bench", "submit", *arguments, "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert says in " ".join(captured.err.split())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, final
@@ -72,13 +72,16 @@ class Crowd:
         self._backend.hold()
         over = asyncio.get_running_loop().create_future()
         waiting = [asyncio.create_task(self._ask(over)) for _ in range(self._size)]
-        while self._asked < self._size:  # noqa: ASYNC110  # nobody tells when
-            await asyncio.sleep(0)
-        self._backend.start()
-        await asyncio.wait([over, *waiting], return_when=asyncio.FIRST_COMPLETED)  # a request that fails ends it, too
-        self._found.loop_s = time.thread_time() - self._started_s
-        self._backend.hurry()
-        await asyncio.gather(*waiting)
+        try:
+            while self._asked < self._size:  # noqa: ASYNC110  # nobody tells when
+                await asyncio.sleep(0)
+            self._backend.start()
+            await asyncio.wait([over, *waiting], return_when=asyncio.FIRST_COMPLETED)  # one that fails ends it, too
+            self._found.loop_s = time.thread_time() - self._started_s
+            self._backend.hurry()
+            await asyncio.gather(*waiting)
+        finally:
+            await _ended(waiting)
         await self.kv.drain()
         await self.kv.reset(Tier.GPU)
         return self._found
@@ -111,6 +114,13 @@ class Crowd:
         self._found.least_in_flight = min(self._found.least_in_flight, self._asked - self._ended + 1)
         if self._ended == _WARM_UP + self._completions:
             over.set_result(None)
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Whatever ended the round, a Ctrl-C too, none of its requests goes on or complains behind it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

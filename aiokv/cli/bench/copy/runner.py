@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, CopySettings, Lie
-from aiokv.cli.bench.copy.world import CopyWorld, Shared, Took, opened_world
+from aiokv.cli.bench.copy.world import ROOM, CopyWorld, Shared, Took, opened_world
 from aiokv.cli.bench.garbage import collections_off
+from aiokv.cli.bench.memory import require_memory
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
@@ -32,6 +33,7 @@ class _Seen:
 
 def copy(settings: CopySettings) -> BenchReport:
     """Run it, with a progress bar on stderr."""
+    require_memory(2 * ROOM * settings.round_bytes, what=f"the arenas for {settings.round_mib:,} MiB")
     with new_still_progress() as progress:
         task = progress.add_task("copy", total=len(settings.block_bytes) * (1 + settings.repeats))
         cases: list[Mapping[str, Any]] = []

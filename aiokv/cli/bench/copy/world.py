@@ -23,11 +23,11 @@ from aiokv.model.ids import Direction, SlotArray
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["CopyWorld", "Shared", "Took", "opened_world"]
+__all__ = ["ROOM", "CopyWorld", "Shared", "Took", "opened_world"]
 
 GROUP: Final = "full"
 _GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
-_ROOM: Final = 4
+ROOM: Final = 4
 """The arenas are so many times as large as what a round copies, so that it is not in the processor's caches."""
 _LOOK_S: Final = 200e-6
 _ALONE_QUERIES: Final = 100_000
@@ -66,7 +66,7 @@ class CopyWorld:
         self._round_bytes = round_bytes
         self._alone = queries_per_s
         self._random = np.random.default_rng(0)
-        self._memory = CpuArena(blocks=_ROOM, block_bytes=round_bytes).rows
+        self._memory = CpuArena(blocks=ROOM, block_bytes=round_bytes).rows
         self.blocks: int = round_bytes // gpu.shape[1]
         """Copies of one round."""
 
@@ -75,7 +75,7 @@ class CopyWorld:
         stretch = self.blocks * self._gpu.shape[1]
         start = int(self._random.integers(0, len(self._gpu) - self.blocks))
         engine = self._gpu.reshape(-1)[start * self._gpu.shape[1] :][:stretch]
-        cpu = self._memory[int(self._random.integers(_ROOM))][:stretch]
+        cpu = self._memory[int(self._random.integers(ROOM))][:stretch]
         source, target = (engine, cpu) if direction is Direction.STORE else (cpu, engine)
         began, began_work = time.perf_counter(), time.thread_time()
         target[:] = source
@@ -128,7 +128,7 @@ class CopyWorld:
 @contextmanager
 def opened_world(*, block_bytes: int, round_bytes: int) -> Iterator[CopyWorld]:
     """A world, whose memory has been touched; freed at the end."""
-    slots = _ROOM * (round_bytes // block_bytes) + 1
+    slots = ROOM * (round_bytes // block_bytes) + 1
     gpu = np.random.default_rng(1).integers(0, 256, (slots, block_bytes), np.uint8)
     stall = Stall()
     backend = HostBackend(faults=HostFaults(stall={0: stall}))

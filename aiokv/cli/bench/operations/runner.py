@@ -9,19 +9,17 @@ from typing import Final
 
 from rich.progress import Progress
 
-from aiokv.cli.bench.cases import Case, Collector, Layout, Model, Operation
-from aiokv.cli.bench.memory import resident_bytes
+from aiokv.cli.bench.cases import BLOCK, Case, Collector, Layout, Model, Operation
+from aiokv.cli.bench.memory import available_memory, require_memory, resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, Times, open_case
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
-from aiokv.cli.machine import read_machine
 from aiokv.cli.output import new_progress
 from aiokv.errors import ConfigError
 
 __all__ = [
     "SCHEMA_VERSION",
     "OperationSettings",
-    "available_memory",
     "check_memory",
     "filled_world",
     "measure",
@@ -32,6 +30,9 @@ SCHEMA_VERSION: Final = 1
 _WARM_UP_ROUNDS: Final = 3
 _BYTES_PER_SLOT: Final = 100
 """About so much a slot takes in either tier, its index entry included, where no events are on."""
+_BYTES_PER_BLOCK: Final = 4 * BLOCK * 2 + 32
+"""Of a prompt that is hashed: its tokens, once more in its keys, and a hash."""
+_BYTES_PER_PROMPT: Final = 2_000
 _MIB: Final = 2**20
 
 
@@ -79,12 +80,6 @@ def check_memory(pool_slots: int, *, available: int) -> None:
         raise ConfigError(f"two pools of {pool_slots:,} slots take about {needed:,.0f} MiB, {found:,.0f} are available")
 
 
-def available_memory() -> int:
-    """Bytes that this process may still take."""
-    machine = read_machine(cuda_driver=lambda: None)
-    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
-
-
 def filled_world(model: Model, *, pool_slots: int, progress: Progress) -> BenchWorld:
     """A cache with full pools, and a progress bar while they are filled."""
     needed = pool_bytes(pool_slots) / _MIB
@@ -119,6 +114,10 @@ def measure(settings: OperationSettings) -> BenchReport:
 def _new_world(settings: OperationSettings, *, progress: Progress) -> BenchWorld | None:
     """A cache with full pools, for operations that need one."""
     if settings.operation is Operation.HASH:
+        size = max(settings.blocks) * _BYTES_PER_BLOCK + _BYTES_PER_PROMPT
+        require_memory(
+            settings.requests * size, what=f"{settings.requests:,} prompts of {max(settings.blocks):,} blocks"
+        )
         return None
     check_memory(settings.pool_slots, available=available_memory())
     return filled_world(settings.model, pool_slots=settings.pool_slots, progress=progress)

@@ -11,9 +11,9 @@ from typing import Final
 from rich.progress import Progress
 
 from aiokv.cli.bench.cases import Case, Collector, Layout
-from aiokv.cli.bench.memory import resident_bytes
+from aiokv.cli.bench.memory import available_memory, resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, open_case
-from aiokv.cli.bench.operations.runner import available_memory, check_memory, filled_world
+from aiokv.cli.bench.operations.runner import check_memory, filled_world
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.scale.settings import ScaleSettings, Sweep
 from aiokv.cli.bench.summary import Spread, describe_interpreter

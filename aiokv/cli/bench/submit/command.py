@@ -17,7 +17,7 @@ _DEFAULTS = SubmitSettings()
 CopiesOption = Annotated[
     list[int], typer.Option("--copies", min=1, help="Copies of one batch; may be given several times.")
 ]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each case is measured.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="How often each case is measured.")]
 BackendOption = Annotated[Driver, typer.Option("--backend", help="Who makes the copies.")]
 
 

@@ -13,6 +13,7 @@ from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend, DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.garbage import collections_off
+from aiokv.cli.bench.memory import require_memory
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.submit.settings import SubmitSettings
 from aiokv.cli.bench.summary import Spread, describe_interpreter
@@ -28,6 +29,8 @@ SCHEMA_VERSION: Final = 1
 GROUP: Final = "full"
 _GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
 _BLOCK_BYTES: Final = 1024  # what is timed does not depend on it; the copies are to be over soon
+_COPY_BYTES: Final = 100
+"""Of the arrays and queues that a copy stands in."""
 _CLOSE_S: Final = 30.0
 
 
@@ -39,6 +42,7 @@ class _Lie(KeyEnum):
 def submit(settings: SubmitSettings) -> BenchReport:
     """Run it, with a progress bar on stderr."""
     slots = 2 * max(settings.copies) + 1
+    require_memory(slots * (2 * _BLOCK_BYTES + _COPY_BYTES), what=f"batches of {max(settings.copies):,} copies")
     random = np.random.default_rng(0)
     gpu = random.integers(0, 256, (slots, _BLOCK_BYTES), np.uint8)
     backend = HostBackend()
