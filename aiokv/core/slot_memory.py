@@ -24,9 +24,9 @@ def zeros(size: int, dtype: type[np.generic]) -> NDArray[Any]:
     num_bytes = size * np.dtype(dtype).itemsize
     if num_bytes < _HUGE_PAGE or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(size, dtype)
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(mmap.MADV_NOHUGEPAGE)
-    except OSError:  # a kernel that has none
+    except OSError:  # a kernel that has none, or no room: then numpy says so as it does elsewhere, by a MemoryError
         return np.zeros(size, dtype)
     return np.frombuffer(memory, dtype)

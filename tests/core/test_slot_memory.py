@@ -61,3 +61,10 @@ def test_a_forked_child_writes_its_own() -> None:
     os.close(reader)
     os.close(writer)
     assert not array.any()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_NOHUGEPAGE"), reason="this system has no huge pages to avoid")
+def test_memory_that_there_is_not_is_a_memory_error_as_it_is_of_numpy() -> None:
+    """Not the system's own error."""
+    with pytest.raises(MemoryError):
+        zeros(1 << 56, np.uint8)
