@@ -136,3 +136,16 @@ def test_short_prompts_and_misses_take_one_slice() -> None:
     assert not short.notes
     assert look(cache, missing) == 1
     assert admit(cache, missing).compute_tokens == BLOCKS
+
+
+def test_who_is_deferred_knows_what_looking_would_have_found() -> None:
+    looked, asked = keys_of(), keys_of()
+    cache = half_and_half(looked)
+    look(cache, looked)
+    admit(cache, keys_of(BLOCKS, first=90_000))
+    request = AcquireRequest(request_id="r", keys=asked, prompt_tokens=BLOCKS, reserve_tokens=500)
+    assert isinstance(cache.try_acquire(request), Deferred)
+    (found,), (told,) = looked.notes.values(), asked.notes.values()
+    assert found.keys() == told.keys() == {(tier, 0) for tier in Tier}
+    for place_of in found:  # the last block is no part of any prefix
+        assert found[place_of].tolist()[: BLOCKS - 1] == told[place_of].tolist()[: BLOCKS - 1]

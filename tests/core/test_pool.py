@@ -112,6 +112,27 @@ def test_an_unregistered_slot_is_free_at_its_last_pin(pool: Pool) -> None:
     assert (pool.free_count, pool.reserved_count) == (8, 0)
 
 
+@pytest.mark.parametrize("keyed", [(0, 2), (1, 3), (1, 2), (2, 3), (0, 1, 3), ()])
+def test_of_what_one_holder_leaves_only_what_has_a_key_stays(keyed: tuple[int, ...], pool: Pool) -> None:
+    slots = reserve(pool, 4).slots
+    with_key = slots[list(keyed)]
+    assert pool.register(with_key, KEYS[: len(keyed)], 0).all()
+    pool.unpin(slots)
+    assert (pool.free_count, pool.evictable_count) == (8 - len(keyed), len(keyed))
+    assert pool.find_coldest(8, NO_LIMIT).tolist() == with_key.tolist()
+    assert pool.find(KEYS[: len(keyed)], 0).present.all()
+
+
+def test_more_pins_than_there_are_cannot_be_dropped(pool: Pool) -> None:
+    slots = reserve(pool, 2).slots
+    pool.pin(slots[:1])
+    with pytest.raises(ForeignBlock):
+        pool.unpin(slots, np.array([2, 2], np.int32))
+    assert pool.pins_of(slots).tolist() == [2, 1]
+    pool.unpin(slots, np.array([2, 1], np.int32))
+    assert pool.free_count == 8
+
+
 def test_a_duplicate_stays_private_and_is_freed_with_its_holder(pool: Pool) -> None:
     first, second = reserve(pool, 2).slots, reserve(pool, 2).slots
     assert pool.register(first, KEYS[:2], 0).tolist() == [True, True]
@@ -201,6 +222,17 @@ def test_a_quarantined_slot_never_comes_back(pool: Pool) -> None:
     assert not set(reserve(pool, 6).slots.tolist()) & set(slots[1:3].tolist())
     with pytest.raises(UsageError):
         pool.claim(1)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_a_quarantined_slot_is_not_freed_wherever_it_stands(lost: int, pool: Pool) -> None:
+    """The first slots have no key, as the tail of a lease that comes first."""
+    slots = reserve(pool, 3).slots
+    pool.register(slots[1:], KEYS[:2], 0)
+    pool.quarantine(slots[lost : lost + 1])
+    pool.unpin(slots)
+    assert (pool.quarantined_count, pool.free_count + pool.evictable_count) == (1, 7)
+    assert int(slots[lost]) not in reserve(pool, 7).slots.tolist()
 
 
 def test_a_bump_makes_every_key_unfindable_and_keeps_capacity(pool: Pool) -> None:
