@@ -255,3 +255,19 @@ def test_any_sequence_of_calls_answers_like_a_dict(data: st.DataObject) -> None:
         index.remove(np.array(gone, dtype=np.int32))
         expected = {key: slot for key, slot in expected.items() if slot not in gone}
         assert_holds(index, expected, UNIVERSE)
+
+
+def test_a_stashed_key_is_found_by_itself() -> None:
+    """Its buckets are full of other tags, so that nothing but the stash knows it."""
+    index = SlotIndex(FEW_BUCKETS)
+    keys = np.full((20, 4), np.array([1, 2, 3, 4], np.uint64))
+    keys += (np.arange(20, dtype=np.uint64) << np.uint64(50))[:, None]
+    assert index.insert(slots_between(0, 20), keys, group=0).all()
+    assert index.stash_size == 4
+    for slot in range(20):
+        found = index.find(keys[slot : slot + 1], 0)
+        assert (found.present.tolist(), found.slots.tolist()) == ([True], [slot])
+        assert index.insert(np.array([20 + slot]), keys[slot : slot + 1], group=0).tolist() == [False]
+        assert not index.find(keys[slot : slot + 1], 1).present.any()
+    assert (len(index), index.stash_size) == (20, 4)
+    assert index.check_invariants() == []

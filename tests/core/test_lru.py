@@ -284,3 +284,35 @@ def test_a_large_push_late_in_a_pass_fits(late: float, release: float) -> None:
         queue.push(array(slots))
         naive.push(slots)
         assert_same(queue, naive, capacity=capacity)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slots_that_return_in_the_midst_of_a_pass_are_queued_and_disturb_no_order(seed: int) -> None:
+    """A ring so large that a compaction takes several pushes: a place that it has read is gone."""
+    source, capacity = random.Random(seed), 200
+    queue, order = EvictionQueue(capacity), list[int]()
+    for _ in range(400):
+        away = [slot for slot in range(capacity) if slot not in order]
+        kind = source.choice(["push", "lift", "lift", "restore", "restore", "renew"])
+        few = 1 if source.random() < 0.3 else capacity
+        among = away if kind in ("push", "restore") else order
+        slots = source.sample(among, (min(len(among), few) + 1) // 2)
+        match kind:
+            case "push":
+                queue.push(array(slots))
+                order += slots
+            case "lift":
+                assert queue.try_lift(array(slots))
+                order = [slot for slot in order if slot not in slots]
+            case "renew":
+                queue.renew(array(slots))
+                order = [slot for slot in order if slot not in slots] + slots
+            case _:
+                queue.restore(array(slots))
+                found = queue.peek(capacity, NO_LIMIT).tolist()
+                assert [slot for slot in found if slot in order] == order
+                assert sorted(found) == sorted(order + slots)
+                order = found
+        assert queue.peek(capacity, NO_LIMIT).tolist() == order
+        assert queue.used <= 3 * capacity
+    assert queue.check_invariants() == []
