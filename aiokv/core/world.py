@@ -229,7 +229,10 @@ class World:
             self.gone_copies.append(evicted)
 
     def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
-        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
+        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first.
+
+        It stays in the table until whoever waits for it has been told.
+        """
         tier = transfer.direction.target_tier
         targets = transfer.bound_targets
         for stop in range(len(transfer), 0, -self.slice_blocks):
@@ -241,7 +244,6 @@ class World:
             self.end_copies(transfer, start=start, stop=stop)
             if start:
                 yield
-        self.inflight.remove(transfer)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""
