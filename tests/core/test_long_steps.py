@@ -64,3 +64,68 @@ def test_who_leaves_while_others_are_told_is_passed_over() -> None:
     assert ready(records[:-1]) == 39
     h.check()
     h.tear_down()
+
+
+def unnamed_load(blocks: int = 20) -> tuple[Host, LeaseRecord]:
+    """A lease with a load whose first few targets have names."""
+    h = Host(FULL, gpu_blocks=6 * blocks, cpu_blocks=blocks, slice_blocks=4)
+    h.place(0, range(blocks), tier=Tier.CPU)
+    return h, h.admit(0, 4 * blocks + 1)
+
+
+def test_who_joins_a_load_names_no_more_than_a_slice_of_its_targets() -> None:
+    h, first = unnamed_load()
+    joined = [h.admit(0, 4 * blocks + 1) for blocks in (20, 6, 20)]
+    assert first.unnamed_claims == 21 - 4 * 4
+    assert not h.queued
+    h.check()
+    h.run_slices()
+    (load,) = h.queued
+    assert load.waiters == {record.lease_id for record in (first, *joined)}
+    h.check()
+    h.end_all()
+    assert ready([first, *joined]) == 4
+    for record in joined:
+        held = h.cache.block_ids(record, group=0)[: record.length // 4]
+        assert held.tolist() == h.cache.block_ids(first, group=0)[: len(held)].tolist()
+    h.check()
+    h.tear_down()
+
+
+def test_an_owner_leaves_before_the_targets_that_others_wait_for_have_names() -> None:
+    h, first = unnamed_load()
+    second = h.admit(0, 81)
+    h.release(first)
+    h.check()
+    (load,) = h.queued
+    h.end_all()
+    assert (second.state, load.waiters) == (LeaseState.READY, {second.lease_id})
+    h.check()
+    h.tear_down()
+
+
+def test_a_load_is_dropped_when_all_who_joined_it_have_left_before_its_owner() -> None:
+    h, first = unnamed_load()
+    h.release(h.admit(0, 81))
+    assert first.unnamed_claims
+    h.release(first)
+    assert not h.cache.unfinished_transfers
+    h.check()
+    h.tear_down()
+
+
+def test_a_lease_that_joins_two_loads_gets_the_targets_of_both() -> None:
+    h = Host(FULL, gpu_blocks=200, cpu_blocks=40, slice_blocks=4)
+    h.place(0, range(20), tier=Tier.CPU)
+    first = h.admit(0, 41)
+    second = h.admit(0, 61)
+    third = h.admit(0, 81)
+    h.check()
+    assert h.cache.unfinished_transfers == 3
+    tables = [h.cache.block_ids(record, group=0) for record in (third, second, first)]
+    h.check()
+    assert tables[0][:15].tolist() == tables[1][:15].tolist()
+    assert tables[0][:10].tolist() == tables[2][:10].tolist()
+    h.end_all()
+    assert ready([first, second, third]) == 3
+    h.tear_down()
