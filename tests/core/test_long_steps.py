@@ -7,8 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.cache import CacheState
+from aiokv.core.hint_table import HintRecord, HintState
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.model.ids import Direction, Tier
+from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention
 from aiokv.testing.host import Host
@@ -129,3 +132,74 @@ def test_a_lease_that_joins_two_loads_gets_the_targets_of_both() -> None:
     h.end_all()
     assert ready([first, second, third]) == 3
     h.tear_down()
+
+
+# Many hints that give room at once.
+
+HINTS: Final = 600
+BLOCKS: Final = 6
+
+
+def hashed(start: int, blocks: int) -> BlockKeys:
+    keys = BlockKeys(np.arange(start, start + 4 * blocks, dtype=np.int32), hash_block_size=4)
+    keys.hash_more(keys.num_blocks)
+    return keys
+
+
+def request(keys: BlockKeys) -> AcquireRequest:
+    return AcquireRequest(request_id="request", keys=keys, prompt_tokens=keys.num_tokens)
+
+
+def crowded(tenants: int) -> tuple[CacheState, list[HintRecord]]:
+    """A pool that hints fill, each tenant's to the quota."""
+    slots = HINTS * BLOCKS
+    cache = CacheState(FULL, gpu_blocks=slots + 1, hint_quota=1 / tenants)
+    hints = []
+    for number in range(HINTS):
+        keys = hashed(1000 * number, BLOCKS)
+        record = cache.try_acquire(request(keys))
+        assert isinstance(record, LeaseRecord)
+        cache.confirm(record, keys.num_tokens)
+        cache.run_slices()
+        hint = cache.hints.keep(keys, tenant=f"tenant {number % tenants}")
+        assert isinstance(hint, HintRecord)
+        hints.append(hint)
+        cache.release(record)
+    assert cache.pools()[Tier.GPU].evictable == 0
+    return cache, hints
+
+
+@pytest.mark.parametrize("tenants", [1, 3, 150])
+def test_what_tenants_hold_is_written_down_in_slices_after_many_hints_gave_room(tenants: int) -> None:
+    """The room is there in the step that asks for it."""
+    cache, hints = crowded(tenants)
+    record = cache.try_acquire(request(hashed(1_000_000, (HINTS - tenants) * BLOCKS)))
+    assert isinstance(record, LeaseRecord)
+    held = [hint for hint in hints if hint.state is HintState.HELD]
+    assert held == hints[-tenants:]
+    assert not cache.audit().violations
+    slices = 1
+    while cache.name_slice(record):
+        slices += 1
+    while cache.run_slice():
+        slices += 1
+    assert slices >= 5
+    assert cache.hints.check_invariants() == []
+    assert not cache.audit().violations
+    cache.release(record)
+
+
+def test_a_quota_counts_what_was_given_back_before_that_is_written_down() -> None:
+    """Its tenant had used it up, and takes hold again in the same turn."""
+    cache, hints = crowded(3)
+    record = cache.try_acquire(request(hashed(1_000_000, (HINTS - 3) * BLOCKS)))
+    assert isinstance(record, LeaseRecord)
+    assert cache.has_work
+    again = cache.hints.update(hints[0], hashed(1000 * (HINTS - 2), BLOCKS))  # of another tenant
+    assert again == 4 * BLOCKS
+    assert cache.hints.check_invariants() == []
+    cache.reset()
+    cache.run_slices()
+    assert cache.hints.check_invariants() == []
+    assert cache.hints.live() == ()
+    assert not cache.audit().violations
