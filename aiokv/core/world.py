@@ -32,7 +32,8 @@ from aiokv.model.spec import CacheGeometry
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
 
 SCAN_LIMIT: Final = 16_384
-"""Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
+"""Entries of the eviction queue looked at in one slice: stale ones cost 12 to 30 ns each, the more the larger the pool
+and the less in order its slots; so 0.2 to 0.5 ms at most beside the 0.3 ms of a slice of names."""
 
 _GONE_BATCHES: Final = 1024
 """Batches of CPU blocks that went, remembered for whoever stores them again; older ones are forgotten."""

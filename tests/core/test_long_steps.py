@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from aiokv.core.cache import CacheState
 from aiokv.core.hint_table import HintRecord, HintState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.lru import EvictionQueue
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Outcome
@@ -203,3 +205,26 @@ def test_a_quota_counts_what_was_given_back_before_that_is_written_down() -> Non
     assert cache.hints.check_invariants() == []
     assert cache.hints.live() == ()
     assert not cache.audit().violations
+
+
+# Entries of the eviction queue that stand for nothing.
+
+STALE: Final = 16_384
+
+
+def seconds_to_pop(slots: int) -> float:
+    """CPU time of passing many entries that stand for nothing, and finding so many slots behind them."""
+    queue = EvictionQueue(2 * STALE)
+    queue.push(np.arange(2 * STALE))
+    queue.drop(np.arange(STALE))
+    started = time.thread_time()
+    taken = queue.pop(slots, STALE + 1024)
+    seconds = time.thread_time() - started
+    assert taken.tolist() == list(range(STALE, STALE + slots))
+    return seconds
+
+
+def test_a_few_slots_behind_many_stale_entries_take_no_longer_than_many_slots() -> None:
+    """Not scan by scan of a few entries: that takes five times as long."""
+    few, many = ([seconds_to_pop(slots) for _ in range(20)] for slots in (1, 1000))
+    assert min(few) <= 2 * min(many)
