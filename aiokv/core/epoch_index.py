@@ -110,7 +110,8 @@ class EpochIndex:
     def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
         inserted = self._index.insert(slots, keys, group=group)
-        self._slot_epoch[slots] = self._epoch
+        if self._epoch:  # before the first bump all are of this one
+            self._slot_epoch[slots] = self._epoch
         return inserted
 
     def remove(self, slots: SlotArray) -> Evicted:

@@ -47,6 +47,9 @@ _NOBODY: Final = np.array(0, np.int16)
 _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
+_ALL_NEW: Final = np.ones(AT_ONCE, np.bool_)
+_ALL_NEW.flags.writeable = False
+
 
 class _Probe(NamedTuple):
     """A batch of keys and where each may lie."""
@@ -261,18 +264,21 @@ class SlotIndex:
 
     def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
-        new = np.ones(len(keys), np.bool_)
+        new = _ALL_NEW[: len(keys)]
         matches = _match_tags(probe)
         if len(matches) or self._stash:
-            new = np.logical_not(self._verify(probe, matches).present)
-            slots = slots[new]
-            probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
+            present = self._verify(probe, matches).present
+            if np.count_nonzero(present):  # else a tag is that of another key
+                new = np.logical_not(present)
+                slots = slots[new]
+                probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
         slots = slots.astype(np.int64, copy=False)
         self._rows[slots] = probe.keys.view(_DIGEST)[:, 0]
         self._owner[slots] = probe.owner
         self._count += len(slots)
         repeated = self._place(slots, probe)
         if repeated:
+            new = new.copy()
             new[new.nonzero()[0][np.isin(slots, repeated)]] = False
             self._owner[repeated] = 0
             self._count -= len(repeated)

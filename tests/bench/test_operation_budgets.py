@@ -40,8 +40,14 @@ RECORDED: Final = {
     (Operation.LOAD, Layout.CPU, SHORT): 1.7,
     (Operation.LOAD, Layout.CPU, LONG): 0.69,
 }
-LARGE_POOL_RATIO: Final = 1.2
-"""A lookup in a pool of 200,000 slots, in parts of one in a pool of 20,000."""
+LARGE_POOLS: Final = {
+    (Operation.LOOKUP, Layout.GPU): 1.3,
+    (Operation.RESERVE, Layout.MISS): 1.15,
+    (Operation.RELEASE, Layout.GPU): 1.0,
+    (Operation.STORE, Layout.MISS): 1.15,
+    (Operation.LOAD, Layout.CPU): 1.15,
+}
+"""A long prompt in pools of 200,000 slots, in parts of one in pools of 20,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +105,14 @@ def test_an_operation_is_as_fast_as_it_was(operation: Operation, layout: Layout,
     assert is_within(pair, recorded=RECORDED[operation, layout, blocks], name=name)
 
 
-def test_a_lookup_costs_the_same_in_a_pool_ten_times_as_large() -> None:
+@pytest.mark.parametrize(("operation", "layout"), LARGE_POOLS, ids=lambda part: str(part.value))
+def test_a_block_costs_the_same_in_pools_ten_times_as_large(operation: Operation, layout: Layout) -> None:
     pair = Pair(
-        measured=rounds_of(Operation.LOOKUP, Layout.GPU, blocks=LONG, slots=LARGE_SLOTS),
-        reference=rounds_of(Operation.LOOKUP, Layout.GPU, blocks=LONG),
+        measured=rounds_of(operation, layout, blocks=LONG, slots=LARGE_SLOTS),
+        reference=rounds_of(operation, layout, blocks=LONG),
     )
-    assert is_within(pair, recorded=LARGE_POOL_RATIO, name="large pool")
+    name = f"{operation.value} {layout.value} in large pools"
+    assert is_within(pair, recorded=LARGE_POOLS[operation, layout], name=name)
 
 
 def test_what_has_become_half_as_slow_again_is_found() -> None:

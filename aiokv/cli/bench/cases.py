@@ -16,6 +16,7 @@ BLOCK: Final = 16
 """Tokens per block, in every group."""
 _WINDOW: Final = 1_024
 _LEAD_IN_BLOCKS: Final = 64
+_MOST_PROMPTS: Final = 64
 
 
 class Operation(KeyEnum):
@@ -91,6 +92,8 @@ class Case:
     blocks: int
     pool_slots: int
     requests: int = 1
+    most_prompts: int = _MOST_PROMPTS
+    """Of those that come back: so many are measured in turn, or fewer, see `rounds_in_turn`."""
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS[self.operation]:
@@ -100,6 +103,8 @@ class Case:
             raise ConfigError(f"a prompt has at least one block, not {self.blocks}")
         if self.requests < 1:
             raise ConfigError(f"a round has at least one request, not {self.requests}")
+        if self.most_prompts < 1:
+            raise ConfigError(f"at least one prompt is measured, not {self.most_prompts}")
         if self.operation is not Operation.HASH and self.slots > self.pool_slots:
             raise ConfigError(
                 f"a round of {self.requests} x {self.blocks} blocks, led in by {self.lead_in_blocks}, needs "
@@ -126,3 +131,9 @@ class Case:
         """What a round needs of a pool: what it holds, and as much for all but the last request to evict, so that these
         evict nothing of prompts that come after them."""
         return 2 * self.held_slots - (self.blocks + 1) * self.groups
+
+    @property
+    def rounds_in_turn(self) -> int:
+        """After so many rounds the prompts of the first come back: as many as fill half a pool, so that a large one is
+        not measured in one warm spot, unless `most_prompts` says less. With the layout MISS no prompt comes back."""
+        return max(1, min(self.most_prompts // self.requests, self.pool_slots // (2 * self.held_slots)))

@@ -44,6 +44,7 @@ for line in sys.stdin:
     question = json.loads(line)
     note(question)
     if "open" in question: {on_open}
+    elif "memory" in question: {on_memory}
     else: {on_rounds}
 """
 
@@ -76,9 +77,10 @@ def fake(tmp_path: Path) -> Callable[..., Fake]:
         greeting: str = GREET,
         on_open: str = "say(opened=True)",
         on_rounds: str = f"say(ns=[{AGES}] * question['rounds'])",
+        on_memory: str = "os._exit(4)",
     ) -> Fake:
         made = Fake(path=tmp_path / name, log=tmp_path / "log")
-        parts = {"greeting": greeting, "on_open": on_open, "on_rounds": on_rounds}
+        parts = {"greeting": greeting, "on_open": on_open, "on_rounds": on_rounds, "on_memory": on_memory}
         made.path.write_text(FAKE.format(python=sys.executable, log=str(made.log), name=name, **parts))
         made.path.chmod(0o755)
         return made
@@ -87,7 +89,7 @@ def fake(tmp_path: Path) -> Callable[..., Fake]:
 
 
 def compared(peer: Path, *arguments: str) -> int:
-    few = ("--pool-slots", "300", "--repeats", "2", "--model", "full")
+    few = ("--pool-slots", "300", "--repeats", "2", "--model", "full", "--memory-slots", "0")
     return run("bench", "compare", "--peer-python", str(peer), *few, *arguments)
 
 
@@ -330,10 +332,14 @@ async def test_our_worker_tells_the_whole_of_a_round_where_the_pair_wants_it() -
 @pytest.mark.timeout(300)
 def test_the_real_peer_answers_every_question(capsys: pytest.CaptureFixture[str]) -> None:
     """Times are not judged here; that the peer did the operation its worker checks itself, prompt by prompt."""
-    sizes = ("--blocks", "64", "--blocks", "512", "--pool-slots", "2000", "--repeats", "1")
+    sizes = ("--blocks", "64", "--blocks", "512", "--pool-slots", "2000", "--repeats", "1", "--memory-slots", "50000")
     assert run("bench", "compare", "--peer-python", PEER_PYTHON, *sizes, "--json") in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["peer"].startswith("vllm ")
+    memory = report["memory"]
+    assert memory["slots"] == 50_000
+    assert memory["peer_bytes_per_resident_slot"] - memory["peer_bytes_per_empty_slot"] > 32, "of a hash alone"
+    assert memory["peer_bytes_per_empty_slot"] > 8, "of a list alone"
     small, large = ([pair for pair in report["cases"] if pair["blocks"] == blocks] for blocks in (64, 512))
     assert len(small) == len(large) == 2 * 11 - 1
     assert {pair["requests"] for pair in small} == {8, 6}

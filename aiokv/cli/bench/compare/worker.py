@@ -12,14 +12,19 @@ import platform
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TextIO, assert_never
+from typing import Final, TextIO, assert_never
 
 from aiokv.cli.bench.cases import Case, Layout, Model, Operation
 from aiokv.cli.bench.compare.pairs import Extent
+from aiokv.cli.bench.footprint.runner import MeasuredPool, measure
 from aiokv.cli.bench.operations import Bench, open_case
 from aiokv.errors import AiokvError
+from aiokv.model.ids import Tier
 
-__all__ = ["main"]
+__all__ = ["MEASURED_POOL", "main"]
+
+MEASURED_POOL: Final = MeasuredPool(tier=Tier.GPU, has_listener=False)
+"""Whose memory is compared."""
 
 
 def main(arguments: list[str]) -> None:
@@ -41,6 +46,8 @@ def main(arguments: list[str]) -> None:
                 gc.collect()
                 bench, extent = open_case(_case_of(wanted)), Extent(wanted["extent"])
                 _answer(answers, opened=True)
+            elif slots := question.get("memory"):
+                _answer(answers, memory=measure(MEASURED_POOL, slots))
             else:
                 if bench is None:
                     raise RuntimeError("no case is open")

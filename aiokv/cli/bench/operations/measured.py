@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Final, final
+from typing import final
 
 from aiokv.cli.bench.cases import BLOCK, Case, Layout
 from aiokv.cli.bench.operations.timing import Prepared, VoidRoundError, now_ns
@@ -14,8 +14,6 @@ from aiokv.cli.bench.operations.world import BenchWorld, granted, request_of
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 
 __all__ = ["Batch", "MeasuredPrompts"]
-
-_MOST_PROMPTS: Final = 64
 
 
 @final
@@ -86,7 +84,7 @@ class _Numbers:
 
 @final
 class MeasuredPrompts:
-    """The prompts of several rounds in turn, as many as fill half a pool. With the layout MISS each is a new one.
+    """The prompts of several rounds in turn, see `Case.rounds_in_turn`. With the layout MISS each is a new one.
 
     Their blocks are put where the case wants them some rounds before they are measured, where there are several: that
     looks them up, and would leave them in the processor's caches. One token follows the blocks of a prompt that lies
@@ -98,8 +96,7 @@ class MeasuredPrompts:
     def __init__(self, case: Case, *, world: BenchWorld) -> None:
         self._case = case
         self._world = world
-        most = min(_MOST_PROMPTS // case.requests, case.pool_slots // (2 * case.held_slots))
-        rounds = [self._new_numbers() for _ in range(max(1, most))]
+        rounds = [self._new_numbers() for _ in range(case.rounds_in_turn)]
         if case.layout is not Layout.MISS:
             for numbers in rounds:
                 world.compute(numbers.lead_in, blocks=case.lead_in_blocks)
