@@ -7,14 +7,14 @@ target, and a slot reused while a copy that touches it still runs are all `Usage
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import numpy as np
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
 from aiokv.errors import BackendLost, UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, TableArray, Tier
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["CopyDirection", "FakeBackend", "FakeCopy"]
@@ -85,7 +85,7 @@ class _Traffic:
     __slots__ = ("_readers", "_stamps", "_written")
 
     def __init__(self, blocks: int) -> None:
-        self._stamps: IntArray = np.zeros(blocks, dtype=np.int64)
+        self._stamps: TableArray = np.zeros(blocks, dtype=np.int32)
         self._readers: IntArray = np.zeros(blocks, dtype=np.int64)
         self._written: BoolArray = np.zeros(blocks, dtype=np.bool_)
 
@@ -93,9 +93,9 @@ class _Traffic:
         """`UsageError` unless `slots` are distinct places of this pool."""
         if len(slots) and not (0 <= int(slots.min()) and int(slots.max()) < len(self._written)):
             raise UsageError(f"{what} has {len(self._written)} blocks, but {_some(slots)} were named")
-        order = np.arange(len(slots))
+        order = np.arange(len(slots), dtype=np.int32)
         self._stamps[slots] = order  # of a slot named twice only the last stamp is left
-        if (self._stamps[slots] != order).any():
+        if np.count_nonzero(self._stamps[slots] != order):
             raise UsageError(f"the same {what} block is named twice in one copy: {_some(slots)}")
 
     def check_readable(self, slots: SlotArray, *, what: str) -> None:
@@ -231,8 +231,7 @@ class FakeBackend:
     def submit(self, batch: CopyBatch) -> _FakeEvent:
         """See `Backend`. With `manual=False` the doorbell rings in here, before the caller has the event."""
         self._refuse(batch)
-        own = replace(batch, source_blocks=batch.source_blocks.copy(), target_blocks=batch.target_blocks.copy())
-        run = _Running(batch=own)
+        run = _Running(batch=_own(batch))
         self._history.append(run)
         if not self._manual:  # it never runs beside another one, so nobody can be in its way
             run.event.end(EventStatus.DONE, detail="")
@@ -303,6 +302,17 @@ class FakeBackend:
 
 def _ring_nothing() -> None:
     """Stands for the doorbell until the bridge attaches its own."""
+
+
+def _own(batch: CopyBatch) -> CopyBatch:
+    """The same, whatever becomes of the arrays that were submitted."""
+    return CopyBatch(
+        direction=batch.direction,
+        group=batch.group,
+        source_blocks=batch.source_blocks.copy(),
+        target_blocks=batch.target_blocks.copy(),
+        after=batch.after,
+    )
 
 
 def _some(slots: SlotArray) -> str:

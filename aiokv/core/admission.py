@@ -141,7 +141,8 @@ class Admission:
     def _admit(self, request: AcquireRequest, plan: AcquirePlan) -> LeaseRecord:
         world = self._world
         record = _new_record(world, request, plan=plan)
-        world.pin_hits(plan.hit_slots)
+        if len(plan.hit_slots):
+            world.pin_hits(plan.hit_slots)
         if world.cpu is not None and plan.hit.cpu_tokens:
             world.cpu.pin(plan.load_sources)
         world.gpu.claim(plan.claims)
@@ -150,13 +151,20 @@ class Admission:
             if len(group.hit_positions):
                 record.tables[index].put(group.hit_positions, group.hit_slots)
             self.start_loads(record, index=index, plan=group)
+        is_short = plan.claims <= world.slice_blocks and not record.claims
+        claim_compute = self._name_compute if is_short else self._claim_compute
         for index, group in enumerate(plan.groups):
-            self._claim_compute(record, index=index, plan=group)
+            if group.claim_stop > group.claim_start:
+                claim_compute(record, index=index, plan=group)
+            if group.state_claims:
+                positions = np.arange(group.state_claims, dtype=np.int64)
+                record.claims.append(ClaimSegment(table=record.state_slots[index], positions=positions))
         self._count(record, plan)
         record.advance(LeaseEvent.LOAD if record.waiting else LeaseEvent.SETTLE)
         if not record.waiting:
             self.attribute(record)
-        self.start_naming(record)
+        if record.claims:
+            self.start_naming(record)
         self._stores.admitted(record, plan)
         return record
 
@@ -187,12 +195,16 @@ class Admission:
             self._naming.join(record, index=index, plan=plan)
 
     def _claim_compute(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
-        if plan.claim_stop > plan.claim_start:
-            positions = np.arange(plan.claim_start, plan.claim_stop, dtype=np.int64)
-            record.claims.append(ClaimSegment(table=record.tables[index], positions=positions))
-        if plan.state_claims:
-            positions = np.arange(plan.state_claims, dtype=np.int64)
-            record.claims.append(ClaimSegment(table=record.state_slots[index], positions=positions))
+        positions = np.arange(plan.claim_start, plan.claim_stop)
+        record.claims.append(ClaimSegment(table=record.tables[index], positions=positions))
+
+    def _name_compute(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
+        """The same, named at once, as far as one scan of the eviction queue goes."""
+        slots = self._world.name_gpu(plan.claim_stop - plan.claim_start)
+        named = plan.claim_start + len(slots)
+        record.tables[index].put_run(plan.claim_start, slots)
+        if named < plan.claim_stop:
+            record.claims.append(ClaimSegment(table=record.tables[index], positions=np.arange(named, plan.claim_stop)))
 
     def start_naming(self, record: LeaseRecord) -> None:
         """Name the claims of a lease: a slice of them now, what is left in later slices."""

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +18,25 @@ from aiokv.model.ids import BoolArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["attribute", "count_switches"]
+__all__ = ["Sources", "find_sources"]
 
 
-def attribute(
+class Sources(NamedTuple):
+    """Where the tokens of a prompt come from."""
+
+    hit: Hit
+    switches: int
+    """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""
+
+
+def find_sources(
     geometry: CacheGeometry,
     *,
     num_tokens: int,
     length: int,
     loads: Sequence[BoolArray],
     covered: Sequence[range],
-) -> Hit:
+) -> Sources:
     """The sources of a prompt of `num_tokens` tokens whose first `length` are a prefix found in the cache.
 
     Per group, `loads[g][i]` says whether block i of the prefix comes from CPU (shape `[length / B_g]`), and
@@ -35,25 +44,16 @@ def attribute(
     """
     compute = num_tokens - length
     if not any(map(np.count_nonzero, loads)):
-        return Hit(prompt_tokens=num_tokens, gpu_tokens=length, cpu_tokens=0, compute_tokens=compute)
+        return Sources(Hit(prompt_tokens=num_tokens, gpu_tokens=length, cpu_tokens=0, compute_tokens=compute), 0)
     from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
     size = geometry.hash_block_size
-    return Hit(
+    hit = Hit(
         prompt_tokens=num_tokens,
         gpu_tokens=int(np.count_nonzero(~from_cpu)) * size,
         cpu_tokens=int(np.count_nonzero(from_cpu)) * size,
         compute_tokens=compute,
     )
-
-
-def count_switches(
-    geometry: CacheGeometry, *, length: int, loads: Sequence[BoolArray], covered: Sequence[range]
-) -> int:
-    """How often the source switches between GPU and CPU along the prefix; `gcgc` has three switches."""
-    if not any(map(np.count_nonzero, loads)):
-        return 0
-    from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
-    return int(np.count_nonzero(from_cpu[1:] != from_cpu[:-1]))
+    return Sources(hit, int(np.count_nonzero(from_cpu[1:] != from_cpu[:-1])))
 
 
 def _cpu_hash_blocks(

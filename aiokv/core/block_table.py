@@ -60,6 +60,11 @@ class BlockTable:
         self._slots[positions] = slots
         self._tell()
 
+    def put_run(self, start: int, slots: SlotArray) -> None:
+        """Bind slots to adjacent positions from `start` on."""
+        self._slots[start : start + len(slots)] = slots
+        self._tell()
+
     def take(self, positions: IntArray) -> SlotArray:
         """Remove and return the slots held at `positions`."""
         held = self._slots[positions]

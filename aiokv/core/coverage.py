@@ -36,13 +36,13 @@ def coverage(geometry: CacheGeometry, index: int, lengths: IntArray) -> Coverage
 
 def covered_range(geometry: CacheGeometry, index: int, length: int) -> range:  # noqa: PLR0917  # like `coverage`
     """The covered blocks of group `index` for a prefix of `length` tokens (a multiple of its effective block size)."""
-    stop = length // geometry.effective_block_size(index)
+    stop = length // geometry.block_sizes[index]
     return range(min(coverage_start(geometry, index, length), stop), stop)
 
 
 def coverage_start(geometry: CacheGeometry, index: int, length: int) -> int:  # noqa: PLR0917  # like `coverage`
     """The first block that queries at positions >= `length` may still read; `length` need not be aligned."""
-    block = geometry.effective_block_size(index)
+    block = geometry.block_sizes[index]
     kind = cast("_Kind", geometry.groups[index])
     match kind:
         case FullAttention():

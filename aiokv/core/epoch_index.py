@@ -84,9 +84,9 @@ class EpochIndex:
         """Which of `slots` hold a key, stale or not."""
         return self._index.is_indexed(slots)
 
-    def are_indexed(self, slots: SlotArray) -> bool:
-        """Whether all `slots` hold a key, stale or not."""
-        return self._index.are_indexed(slots)
+    def find_indexed(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` those stand that hold a key, stale or not."""
+        return self._index.find_indexed(slots)
 
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key, stale or not."""
@@ -110,7 +110,8 @@ class EpochIndex:
     def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
         inserted = self._index.insert(slots, keys, group=group)
-        self._slot_epoch[slots] = self._epoch
+        if self._epoch:  # before the first bump all are of this one
+            self._slot_epoch[slots] = self._epoch
         return inserted
 
     def remove(self, slots: SlotArray) -> Evicted:

@@ -47,6 +47,9 @@ _NOBODY: Final = np.array(0, np.int16)
 _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
+_ALL_NEW: Final = np.ones(AT_ONCE, np.bool_)
+_ALL_NEW.flags.writeable = False
+
 
 class _Probe(NamedTuple):
     """A batch of keys and where each may lie."""
@@ -102,13 +105,21 @@ class SlotIndex:
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
         if len(keys) <= AT_ONCE:
-            return self._find(self._probe(keys, group))
+            probe = self._probe(keys, group)
+            matches = _match_tags(probe)
+            if len(matches) or self._stash:
+                return self._verify(probe, matches)
+            return Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64))
         parts = [self.find(keys[i : i + AT_ONCE], group) for i in range(0, len(keys), AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
     def is_indexed(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key."""
         return np.not_equal(self._owner[slots], _NOBODY)
+
+    def find_indexed(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` those stand that hold a key."""
+        return self._owner[slots].nonzero()[0]
 
     def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
@@ -216,12 +227,6 @@ class SlotIndex:
         mixed |= _IN_EACH_WAY
         return _Probe(keys, marks.owner, buckets, mixed, self._buckets[buckets])
 
-    def _find(self, probe: _Probe) -> Found:
-        matches = _match_tags(probe)
-        if len(matches) or self._stash:
-            return self._verify(probe, matches)
-        return Found(np.zeros(len(probe.keys), np.bool_), np.zeros(len(probe.keys), np.int64))
-
     def _verify(self, probe: _Probe, matches: IntArray) -> Found:
         """Which keys are present, given where their tags are found."""
         n = len(probe.keys)
@@ -259,18 +264,21 @@ class SlotIndex:
 
     def _insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         probe = self._probe(keys, group)
-        new = np.ones(len(keys), np.bool_)
+        new = _ALL_NEW[: len(keys)]
         matches = _match_tags(probe)
         if len(matches) or self._stash:
-            new = np.logical_not(self._verify(probe, matches).present)
-            slots = slots[new]
-            probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
+            present = self._verify(probe, matches).present
+            if np.count_nonzero(present):  # else a tag is that of another key
+                new = np.logical_not(present)
+                slots = slots[new]
+                probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
         slots = slots.astype(np.int64, copy=False)
         self._rows[slots] = probe.keys.view(_DIGEST)[:, 0]
         self._owner[slots] = probe.owner
         self._count += len(slots)
         repeated = self._place(slots, probe)
         if repeated:
+            new = new.copy()
             new[new.nonzero()[0][np.isin(slots, repeated)]] = False
             self._owner[repeated] = 0
             self._count -= len(repeated)

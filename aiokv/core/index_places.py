@@ -26,6 +26,7 @@ AT_ONCE: Final = 2048
 EMPTY_TAG: Final = np.array(0, np.uint16)
 LOG_WAYS: Final = np.array(2)
 WAY_MASK: Final = np.array(3)
+_PATTERN: Final = np.dtype("<u2")
 _ROW_STARTS: Final = np.arange(0, WAYS * AT_ONCE, WAYS)
 
 
@@ -42,7 +43,7 @@ class Places(NamedTuple):
 
 def choose_places(buckets: IntArray, tags: NDArray[np.uint64], *, held: NDArray[np.uint64]) -> Places:
     """A place for each of up to `AT_ONCE` keys: its buckets, its tags and what the buckets hold, each `[n, 4]`."""
-    empty = np.packbits(held.view(np.uint16) == EMPTY_TAG, bitorder="little").view("<u2")
+    empty = np.packbits(held.view(np.uint16) == EMPTY_TAG, bitorder="little").view(_PATTERN)
     ways = _CHOICE.take(empty).astype(np.int64)
     which = ways >> LOG_WAYS
     which += _ROW_STARTS[: len(which)]

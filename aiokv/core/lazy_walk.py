@@ -102,8 +102,8 @@ class LazyWalk:
         for start in range(0, len(coldest), world.slice_blocks):
             if start:
                 yield
-            if world.has_cpu_tier:
-                self._cover(coldest[start : start + world.slice_blocks])
+            while world.has_cpu_tier and self._cover(coldest[start : start + world.slice_blocks]):
+                yield
         self._is_walking = False
 
     def _count_missing(self) -> int:
@@ -112,8 +112,11 @@ class LazyWalk:
         ahead = gpu.free_count - gpu.claimed_count + self._world.inflight.cold_blocks
         return max(target + target // _SLACK - ahead, 0)
 
-    def _cover(self, slots: SlotArray) -> None:
-        """Queue stores for those of `slots` that are still evictable and have no copy."""
+    def _cover(self, slots: SlotArray) -> bool:
+        """Queue stores for those of `slots` that are still evictable and have no copy; whether some wait for a slice
+        that looks for slots further on.
+        """
+        is_left = False
         gpu = self._world.gpu
         groups = gpu.group_of(slots)
         is_idle = (groups >= 0) & (gpu.pins_of(slots) == 0)
@@ -122,9 +125,10 @@ class LazyWalk:
             digests = gpu.key_of(mine)
             wanted = self._queue.sift(digests[::-1], group=group, slots=mine[::-1]).is_wanted[::-1]
             if wanted.any():
-                self._put(mine[wanted], group=group)
+                is_left |= self._put(mine[wanted], group=group)
+        return is_left
 
-    def _put(self, slots: SlotArray, *, group: int) -> None:
+    def _put(self, slots: SlotArray, *, group: int) -> bool:
         digests = self._world.gpu.key_of(slots)
         order = StoreOrder(
             blocks=self._queue.hashed(digests, group=group, slots=slots),
@@ -132,4 +136,4 @@ class LazyWalk:
             epochs=self._world.epochs,
             use=SourceUse.COLD,
         )
-        self._queue.put(order)
+        return len(self._queue.put(order).sources) > 0

@@ -26,7 +26,7 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.admission import Admission
-from aiokv.core.attribution import attribute
+from aiokv.core.attribution import find_sources
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import Transfer
@@ -305,13 +305,13 @@ class Loads:
             record.registered[index] = plan.length // record.block_sizes[index]
         world.counters.load_failed_tokens += record.length - plan.length
         record.length = record.confirmed = record.publish_limit = plan.length
-        record.delivered = attribute(
+        record.delivered = find_sources(
             world.geometry,
             num_tokens=record.request.prompt_tokens,
             length=plan.length,
             loads=record.loaded,
             covered=spans,
-        )
+        ).hit
         record.replans += 1
         record.is_bare = False
         record.failed.clear()

@@ -59,8 +59,8 @@ def find_residency(
         groups[index] = prober.probe_leading(index, min(limit + margin, num_tokens - 1) // block)
         limit = min(limit, count_leading(groups[index].present) * block)
     limit -= limit % geometry.alignment(align)
-    if limit <= 0:
-        return Residency(0, groups)
+    if limit <= 0 or not geometry.not_prefixes:
+        return Residency(max(limit, 0), groups)
     starts = {index: coverage_start(geometry, index, limit) for index in geometry.other_groups}
     for index, start in starts.items():
         groups[index] = prober.probe_range(index, start, _needed_blocks(geometry, index, limit, num_tokens=num_tokens))

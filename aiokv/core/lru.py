@@ -229,8 +229,10 @@ class EvictionQueue:
         """Before `m` entries are pushed: pass and compact dead ones."""
         if self.count == self.used:
             self._passing = False  # no dead entry, so no gap either
-        else:
+            return
+        if self._passing or self._seat.item(self._ring.item(self._head % self._size)) != self._head:
             self.trim(m + _SPARE_STEPS)
+        if self._passing or self.used + m > 2 * self._capacity:
             self._compact(m)
 
     def _write(self, position: int, slots: SlotArray) -> None:

@@ -51,6 +51,14 @@ class Offer:
     slots: SlotArray
     after: object = None
     planned: int = 0
+    chosen: int = 0
+    """The first so many have been found worth a copy already, which is asked once only; they wait for slots."""
+
+    def put_back(self, later: KeyedBlocks, slots: SlotArray) -> None:
+        """These of the blocks that were planned last come first once more."""
+        self.positions = np.concatenate((later.positions, self.positions[self.planned :]))
+        self.slots = np.concatenate([part.astype(np.int64, copy=False) for part in (slots, self.slots[self.planned :])])
+        self.planned, self.chosen = 0, len(slots)
 
 
 class Choice(Protocol):
@@ -140,13 +148,13 @@ class Offers:
         return budget > 0 and budget >= self._world.slice_blocks // SLICE_PARTS
 
     def _plan_part(self, offer: Offer, *, limit: int) -> int:
-        """Consider up to `limit` blocks of an offer; returns how many."""
+        """Consider up to `limit` blocks of an offer; returns how many that are, or cost as much."""
         start, stop = offer.planned, min(offer.planned + limit, len(offer.positions))
         offer.planned = stop
         positions, slots = offer.positions[start:stop], offer.slots[start:stop]
         step = self._world.geometry.hashes_per_block(offer.group)
         digests = digests_at(offer.keys, step=step, positions=positions)
-        is_chosen = self._choice.choose(digests)
+        is_chosen = self._choose(digests, chosen=offer.chosen - start)
         if offer.record.state is LeaseState.RELEASED or not self._may_store(offer.record):
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
@@ -155,9 +163,15 @@ class Offers:
             self._pass_by(offer, found, slots=slots, is_chosen=is_chosen)
             wanted = found.is_wanted & is_chosen
             positions, slots = positions[wanted], slots[wanted]
-        if len(slots):
-            self._put(offer, positions=positions, slots=slots)
+        if len(slots) and self._put(offer, positions=positions, slots=slots):
+            return limit  # a slice looks for slots as far as it may once
         return stop - start
+
+    def _choose(self, digests: DigestArray, *, chosen: int) -> BoolArray:
+        """Which blocks are worth a copy: the first `chosen` of them are, as the policy has said before."""
+        if chosen <= 0:
+            return self._choice.choose(digests)
+        return np.concatenate((np.ones(len(digests[:chosen]), np.bool_), self._choice.choose(digests[chosen:])))
 
     def _pass_by(self, offer: Offer, found: Sifted, *, slots: SlotArray, is_chosen: BoolArray) -> None:
         """Count why blocks are not copied, and join the copies that are being made."""
@@ -168,16 +182,21 @@ class Offers:
         self._queue.skip(np.count_nonzero(found.is_storing), DeclineReason.IN_FLIGHT)
         self._queue.skip(np.count_nonzero(found.is_wanted & ~is_chosen), DeclineReason.SEEN_TOO_SELDOM)
 
-    def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> None:
+    def _put(self, offer: Offer, *, positions: IntArray, slots: SlotArray) -> bool:
+        """Queue stores; whether some of them wait for a later slice."""
         record = offer.record
+        blocks = KeyedBlocks(keys=offer.keys.copy(), group=offer.group, positions=positions)
         order = StoreOrder(
-            blocks=KeyedBlocks(keys=offer.keys.copy(), group=offer.group, positions=positions),
+            blocks=blocks,
             sources=slots,
             epochs=record.epochs,
             owner=record.lease_id,
             after=offer.after,
         )
-        self._queue.put(order)
+        later = self._queue.put(order)
+        if len(later.sources):
+            offer.put_back(blocks.select(np.isin(slots, later.sources)), later.sources)
+        return len(later.sources) > 0
 
     def _filling(self) -> Job:
         """Offer every hole there is now again, a slice of what was evicted at a time."""
@@ -216,13 +235,14 @@ class Offers:
             sources=slots,
             epochs=self._world.epochs,
         )
-        self._queue.put(order)
+        self._queue.skip(len(self._queue.put(order).sources), DeclineReason.POOL_FULL)
 
     def _room_for(self, count: int, cpu: Pool) -> int:
         """CPU slots for up to `count` blocks, at nobody's cost who runs.
 
         The coldest CPU blocks that running requests hold on the GPU are touched, so that others are evicted before.
         """
+        cpu.trim(SCAN_LIMIT)
         coldest = cpu.find_coldest(max(count - cpu.free_count, 0), SCAN_LIMIT)
         digests, groups = cpu.key_of(coldest), cpu.group_of(coldest)
         is_held = np.zeros(len(coldest), np.bool_)

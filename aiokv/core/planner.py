@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from aiokv.core.attribution import attribute, count_switches
+from aiokv.core.attribution import find_sources
 from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
@@ -62,7 +62,8 @@ class AcquirePlan(NamedTuple):
     @property
     def slots(self) -> int:
         """GPU slots that the lease holds once all are named."""
-        return self.claims + len(self.hit_slots) + sum(len(group.join_sources) for group in self.groups)
+        joined = sum(len(group.join_sources) for group in self.groups) if self.hit.cpu_tokens else 0
+        return self.claims + len(self.hit_slots) + joined
 
     @property
     def load_sources(self) -> IntArray:
@@ -87,12 +88,11 @@ def plan_acquire(
 def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
     """GPU slots that the request would claim with nothing cached."""
     total = 0
-    for index, group in enumerate(geometry.groups):
-        if isinstance(group, RecurrentState):
+    for index, block in enumerate(geometry.block_sizes):
+        if isinstance(geometry.groups[index], RecurrentState):
             total += STATE_CLAIMS
         else:
-            tokens = _claim_capacity(geometry, request, index=index, length=0)
-            total += -(-tokens // geometry.effective_block_size(index))
+            total -= -_claim_capacity(geometry, request, index=index, length=0) // block  # rounded up
     return total
 
 
@@ -106,13 +106,12 @@ def _plan(
         for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
     ]
     loads = [group.is_loaded for group in groups]
-    hit = attribute(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    switches = count_switches(geometry, length=length, loads=loads, covered=covered) if hit.cpu_tokens else 0
+    sources = find_sources(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
     return AcquirePlan(
         length=length,
         groups=groups,
-        hit=hit,
-        switches=switches,
+        hit=sources.hit,
+        switches=sources.switches,
         claims=sum(map(_count_claims, groups)),
         hit_slots=_concatenated([group.hit_slots for group in groups]),
     )

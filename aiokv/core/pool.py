@@ -193,7 +193,8 @@ class Pool(PoolView):
     def _drop_pins(self, slots: SlotArray, times: NDArray[np.int32] | None = None) -> IntArray:
         at = slots.astype(np.int64, copy=False)
         pins = self._pins[at]
-        self._require(pins if times is None else pins >= times, at)
+        if times is not None or np.count_nonzero(pins) < len(at):
+            self._require(pins if times is None else pins >= times, at)
         pins -= _ONE if times is None else times
         self._pins[at] = pins
         return at[pins == 0] if np.count_nonzero(pins) else at
@@ -202,14 +203,15 @@ class Pool(PoolView):
         """The last pins of `slots` went: those without a current key are free, the others are to be queued."""
         if self._index.stale_count:
             self._index.remove(slots[self._index.is_stale(slots)])
-        resident = self._index.is_indexed(slots)
-        keyless = len(slots) - int(np.count_nonzero(resident))
+        resident = self._index.find_indexed(slots)
+        keyless = len(slots) - len(resident)
         if keyless == 0:
             return slots
-        if np.count_nonzero(resident[:keyless]) == 0 and not self._quarantined_count:  # the unconfirmed tail of a lease
-            self._free.put(slots[:keyless])
+        if not self._quarantined_count and (not len(resident) or resident.item(0) == keyless):
+            self._free.put(slots[:keyless])  # the unconfirmed tail of a lease, which comes first
             return slots[keyless:]
-        is_free = ~resident & ~self._quarantined.take(slots) if self._quarantined_count else ~resident
+        is_free = ~self._quarantined.take(slots) if self._quarantined_count else np.ones(len(slots), np.bool_)
+        is_free[resident] = False
         self._free.put(slots[is_free])
         return slots[resident]
 

@@ -120,7 +120,7 @@ class Prober:
     def probe_slice(self, index: int, start: int, stop: int) -> GroupResidency:  # noqa: PLR0917  # reads like a range
         """Blocks `[start, stop)`, in that order and no others."""
         keys = self._keys.digests(self._geometry.hashes_per_block(index), start, stop)
-        guess = self._guess(Tier.GPU, index, start, stop)
+        guess = self._guess(Tier.GPU, index, start, stop) if self._guesses else _NO_SLOTS
         on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess)
         on_cpu = np.zeros(len(keys), np.bool_)
         cpu_slots = np.zeros(len(keys), np.int64)
@@ -130,7 +130,7 @@ class Prober:
         if self._without:
             unasked = self._without[index][start:stop]
             is_absent[: len(unasked)] &= ~unasked
-        guess = self._guess(Tier.CPU, index, start, stop)
+        guess = self._guess(Tier.CPU, index, start, stop) if self._guesses else _NO_SLOTS
         if is_all(is_absent):
             on_cpu, cpu_slots = _find(self._cpu, keys, group=index, guess=guess)
             return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_cpu)
@@ -142,7 +142,7 @@ class Prober:
 
     def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range
         """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""
-        guess = self._guesses.get((tier, index), _NO_SLOTS) if self._guesses else _NO_SLOTS
+        guess = _NO_SLOTS if self._guesses is None else self._guesses.get((tier, index), _NO_SLOTS)
         return guess[start:stop] if len(guess) >= stop else _NO_SLOTS
 
 

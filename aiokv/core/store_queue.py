@@ -108,22 +108,29 @@ class StoreQueue:
         """The names of blocks in GPU slots, whoever computed them."""
         return HashedBlocks(group=group, hashes=digests, origins=self._world.events.find_origins(slots))
 
-    def put(self, order: StoreOrder) -> None:
-        """Reserve CPU slots for as many blocks as fit, the most wanted first, and queue their copies."""
+    def put(self, order: StoreOrder) -> StoreOrder:
+        """Reserve CPU slots for as many blocks as fit, the most wanted first, and queue their copies.
+
+        Returns what is left for a later slice: there are slots for these, behind more entries of the eviction queue
+        than one slice looks at. Each call passes some of them for good, so that it ends.
+        """
         world = self._world
         if len(order.sources) > world.gpu.available:
             may_pin = np.cumsum(world.gpu.pins_of(order.sources) == 0) <= world.gpu.available
             self.skip(np.count_nonzero(~may_pin), DeclineReason.BACKPRESSURE)
             order = order.select(may_pin)
         targets = world.reserve_cpu(len(order.sources))
+        later = order.select(slice(0, 0))
         if len(targets) < len(order.sources):
-            self.skip(len(order.sources) - len(targets), DeclineReason.POOL_FULL)
+            stop = min(len(targets) + world.available_cpu, len(order.sources))
+            self.skip(len(order.sources) - stop, DeclineReason.POOL_FULL)
+            later = order.select(slice(len(targets), stop))
             order = order.select(slice(0, len(targets)))
-        if not len(targets):
-            return
-        if order.use is SourceUse.COLD:  # the tail of a prefix is evicted first; a transfer begins with its head
-            order = order.select(slice(None, None, -1))
-        self._queue(order, targets)
+        if len(targets):
+            if order.use is SourceUse.COLD:  # the tail of a prefix is evicted first; a transfer begins with its head
+                order = order.select(slice(None, None, -1))
+            self._queue(order, targets)
+        return later
 
     def join(self, record: LeaseRecord, slots: SlotArray) -> None:
         """A lease wants the copies that are being made of these GPU slots, whoever began them.

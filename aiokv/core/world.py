@@ -164,8 +164,13 @@ class World:
         self.note_moves(len(slots))
         return slots
 
+    @property
+    def available_cpu(self) -> int:
+        """CPU slots that can be claimed."""
+        return self.cpu.available if self.cpu is not None else 0
+
     def reserve_cpu(self, count: int) -> IntArray:
-        """Claim and name up to `count` CPU slots, as many as are available."""
+        """Claim and name up to `count` CPU slots, as many as are available; fewer when the scan limit is reached."""
         if self.cpu is None:
             return np.zeros(0, np.int64)
         count = min(count, self.cpu.available)

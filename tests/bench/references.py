@@ -105,11 +105,11 @@ class Reference:
 
     def _load(self) -> int:
         keys = self.new_keys()
-        sources, targets = self.cpu.hit(self.cpu.key_of[slot] for slot in tuple(self.cpu.order)[-self._blocks :]), []
+        sources = self.cpu.hit(self.cpu.key_of[slot] for slot in tuple(self.cpu.order)[-self._blocks :])
+        targets = self.gpu.reserve(self._blocks)
         assert len(sources) == self._blocks
 
         def load() -> None:
-            targets.extend(self.gpu.reserve(self._blocks))
             self.gpu.pin(targets)
             self.gpu.register(targets, keys)
             self.gpu.release(targets)

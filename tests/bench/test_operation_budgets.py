@@ -25,19 +25,29 @@ ROUNDS: Final = 12
 DEGRADED: Final = 1.5
 
 SHORT, LONG = 64, 4_096
+REQUESTS: Final = {SHORT: 8, LONG: 1}
 RECORDED: Final = {
-    (Operation.HASH, Layout.MISS, LONG): 0.60,
-    (Operation.LOOKUP, Layout.GPU, SHORT): 9.0,
-    (Operation.LOOKUP, Layout.GPU, LONG): 1.0,
-    (Operation.LOOKUP, Layout.CPU, LONG): 0.68,
-    (Operation.RESERVE, Layout.MISS, SHORT): 9.2,
-    (Operation.RESERVE, Layout.MISS, LONG): 0.65,
-    (Operation.RELEASE, Layout.GPU, LONG): 0.38,
-    (Operation.STORE, Layout.MISS, LONG): 1.15,
-    (Operation.LOAD, Layout.CPU, LONG): 0.70,
+    (Operation.HASH, Layout.MISS, LONG): 0.57,
+    (Operation.LOOKUP, Layout.GPU, SHORT): 3.2,
+    (Operation.LOOKUP, Layout.GPU, LONG): 0.52,
+    (Operation.LOOKUP, Layout.CPU, LONG): 0.45,
+    (Operation.RESERVE, Layout.MISS, SHORT): 3.7,
+    (Operation.RESERVE, Layout.MISS, LONG): 0.34,
+    (Operation.RELEASE, Layout.GPU, SHORT): 0.80,
+    (Operation.RELEASE, Layout.GPU, LONG): 0.16,
+    (Operation.STORE, Layout.MISS, SHORT): 2.1,
+    (Operation.STORE, Layout.MISS, LONG): 0.52,
+    (Operation.LOAD, Layout.CPU, SHORT): 1.7,
+    (Operation.LOAD, Layout.CPU, LONG): 0.69,
 }
-LARGE_POOL_RATIO: Final = 1.2
-"""A lookup in a pool of 200,000 slots, in parts of one in a pool of 20,000."""
+LARGE_POOLS: Final = {
+    (Operation.LOOKUP, Layout.GPU): 1.3,
+    (Operation.RESERVE, Layout.MISS): 1.15,
+    (Operation.RELEASE, Layout.GPU): 1.0,
+    (Operation.STORE, Layout.MISS): 1.15,
+    (Operation.LOAD, Layout.CPU): 1.15,
+}
+"""A long prompt in pools of 200,000 slots, in parts of one in pools of 20,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +81,14 @@ def world_of(slots: int) -> BenchWorld:
 
 
 def rounds_of(operation: Operation, layout: Layout, *, blocks: int, slots: int = SLOTS) -> Callable[[], int]:
-    case = Case(operation=operation, layout=layout, model=Model.FULL, blocks=blocks, pool_slots=slots)
+    case = Case(
+        operation=operation,
+        layout=layout,
+        model=Model.FULL,
+        blocks=blocks,
+        pool_slots=slots,
+        requests=REQUESTS[blocks],
+    )
     return open_case(case, world=world_of(slots)).run_round
 
 
@@ -88,12 +105,14 @@ def test_an_operation_is_as_fast_as_it_was(operation: Operation, layout: Layout,
     assert is_within(pair, recorded=RECORDED[operation, layout, blocks], name=name)
 
 
-def test_a_lookup_costs_the_same_in_a_pool_ten_times_as_large() -> None:
+@pytest.mark.parametrize(("operation", "layout"), LARGE_POOLS, ids=lambda part: str(part.value))
+def test_a_block_costs_the_same_in_pools_ten_times_as_large(operation: Operation, layout: Layout) -> None:
     pair = Pair(
-        measured=rounds_of(Operation.LOOKUP, Layout.GPU, blocks=LONG, slots=LARGE_SLOTS),
-        reference=rounds_of(Operation.LOOKUP, Layout.GPU, blocks=LONG),
+        measured=rounds_of(operation, layout, blocks=LONG, slots=LARGE_SLOTS),
+        reference=rounds_of(operation, layout, blocks=LONG),
     )
-    assert is_within(pair, recorded=LARGE_POOL_RATIO, name="large pool")
+    name = f"{operation.value} {layout.value} in large pools"
+    assert is_within(pair, recorded=LARGE_POOLS[operation, layout], name=name)
 
 
 def test_what_has_become_half_as_slow_again_is_found() -> None:

@@ -16,6 +16,7 @@ from aiokv.cli.bench import (
     holds,
     operation_commands,
     replay,
+    scale,
     soak,
     submit,
 )
@@ -32,6 +33,7 @@ _BENCHMARKS: Final = (
     bridge.register,
     events.register,
     holds.register,
+    scale.register,
     footprint.register,
     compare.register,
     replay.register,

@@ -15,7 +15,7 @@ from typing import Final, final
 
 from aiokv.cli.bench.hold import HoldMeter
 
-__all__ = ["GarbagePauses", "collections_off", "frozen_garbage"]
+__all__ = ["GarbagePauses", "collections_off", "frozen", "frozen_garbage"]
 
 _START: Final = "start"
 
@@ -51,13 +51,22 @@ class GarbagePauses:
 def frozen_garbage(meter: HoldMeter) -> Iterator[GarbagePauses]:
     """Freezes what exists now, tells the meter of every collection until the end, then thaws."""
     pauses = GarbagePauses(meter)
+    with frozen():
+        gc.callbacks.append(pauses.note)
+        try:
+            yield pauses
+        finally:
+            gc.callbacks.remove(pauses.note)
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """Freezes what exists now: no collection looks at it until the end."""
     gc.collect()
     gc.freeze()
-    gc.callbacks.append(pauses.note)
     try:
-        yield pauses
+        yield
     finally:
-        gc.callbacks.remove(pauses.note)
         gc.unfreeze()
 
 

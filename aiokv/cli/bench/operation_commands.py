@@ -26,6 +26,9 @@ ModelOption = Annotated[Model, typer.Option(help="One full group, or a full and 
 PoolSlotsOption = Annotated[
     int, typer.Option(min=2, help="Slots of each of the two pools, all in use: about 100 bytes of memory each.")
 ]
+RequestsOption = Annotated[
+    int, typer.Option(min=1, help="So many go through the operation one right after the other in a round.")
+]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each case is measured.")]
 CollectorOption = Annotated[Collector, typer.Option("--gc", help="Python's garbage collector while it is timed.")]
 
@@ -35,13 +38,14 @@ _HELP: Final[Mapping[Operation, str]] = {
     Operation.RESERVE: "Let new prompts in, where every block evicts another one.",
     Operation.RELEASE: "Give back leases whose blocks are resident on the GPU.",
     Operation.STORE: "Plan the stores of prompts that were just computed, and register what was copied.",
-    Operation.LOAD: "Name the targets of loads, hand these over, and register what was copied.",
+    Operation.LOAD: "Hand over loads that were planned and named, and register what was copied.",
     Operation.LIFECYCLE: "Take requests from admission to the end, their loads and stores included.",
 }
 _ENDING: Final = (
-    "Each round uses new keys. Times are CPU time of the thread, us_per_block that of a block of the prompt, however "
-    "many groups there are. What makes up a figure is told in parts; what was done beside it is told too, and not "
-    "counted. No bytes are copied: transfers end at once, and well."
+    "Each round uses new keys, and begins with a short request that is not timed. Times are CPU time of the thread for "
+    "one request, us_per_block that of a block of the prompt, however many groups there are. What makes up a figure is "
+    "told in parts; what was done beside it is told too, and not counted. No bytes are copied: transfers end at once, "
+    "and well."
 )
 
 
@@ -58,6 +62,7 @@ def _command_of(operation: Operation) -> Callable[..., None]:
         layout: LayoutsOption = None,
         model: ModelOption = Model.FULL,
         pool_slots: PoolSlotsOption = _POOL_SLOTS,
+        requests: RequestsOption = 1,
         repeats: RepeatsOption = _REPEATS,
         gc: CollectorOption = Collector.OFF,
         as_json: JsonOption = False,
@@ -71,6 +76,7 @@ def _command_of(operation: Operation) -> Callable[..., None]:
             blocks=tuple(blocks),
             model=model,
             pool_slots=pool_slots,
+            requests=requests,
             repeats=repeats,
             collector=gc,
         )

@@ -71,6 +71,9 @@ def _table_of_figures(report: BenchReport) -> Table:
         if isinstance(value, Mapping):
             for inner, part in value.items():
                 table.add_row(escape(f"{name}.{inner}"), _shown(part))
+        elif isinstance(value, list | tuple):
+            for number, part in enumerate(value, start=1):
+                table.add_row(escape(f"{name}.{number}"), _shown(part))
         else:
             table.add_row(escape(name), _shown(value))
     return table

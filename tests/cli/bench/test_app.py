@@ -18,7 +18,7 @@ def test_help_names_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "soak" in shown
     wanted = ("convoy", "compare", "replay", "hash", "lookup", "lifecycle", "hold", "memory", "copy", "submit")
-    assert all(name in shown for name in (*wanted, "bridge", "events"))
+    assert all(name in shown for name in (*wanted, "bridge", "events", "scale"))
 
 
 def test_an_unknown_benchmark_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +32,7 @@ from aiokv.cli.main import main
 try:
     main(["bench", "--help"])
 finally:
-    names = ("soak", "convoy", "compare", "copy", "submit", "bridge", "events", "holds", "footprint", "replay")
+    names = ("soak", "convoy", "compare", "copy", "submit", "bridge", "events", "holds", "footprint", "replay", "scale")
     runs = {f"aiokv.cli.bench.{name}.runner" for name in names}
     loaded = {"torch", "aiokv.cli.bench.operations", *runs} & set(sys.modules)
     assert not loaded, loaded

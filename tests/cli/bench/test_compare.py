@@ -19,7 +19,7 @@ import pytest
 
 from aiokv import ConfigError
 from aiokv.cli.bench.cases import Layout, Model, Operation
-from aiokv.cli.bench.compare.pairs import FLOORS, all_pairs, floor_of
+from aiokv.cli.bench.compare.pairs import FLOORS, Extent, all_pairs, floor_of, requests_of
 from aiokv.cli.bench.compare.process import WorkerFailed, started
 from aiokv.cli.bench.compare.runner import take_turns
 from aiokv.cli.bench.compare.settings import CompareSettings
@@ -44,6 +44,7 @@ for line in sys.stdin:
     question = json.loads(line)
     note(question)
     if "open" in question: {on_open}
+    elif "memory" in question: {on_memory}
     else: {on_rounds}
 """
 
@@ -76,9 +77,10 @@ def fake(tmp_path: Path) -> Callable[..., Fake]:
         greeting: str = GREET,
         on_open: str = "say(opened=True)",
         on_rounds: str = f"say(ns=[{AGES}] * question['rounds'])",
+        on_memory: str = "os._exit(4)",
     ) -> Fake:
         made = Fake(path=tmp_path / name, log=tmp_path / "log")
-        parts = {"greeting": greeting, "on_open": on_open, "on_rounds": on_rounds}
+        parts = {"greeting": greeting, "on_open": on_open, "on_rounds": on_rounds, "on_memory": on_memory}
         made.path.write_text(FAKE.format(python=sys.executable, log=str(made.log), name=name, **parts))
         made.path.chmod(0o755)
         return made
@@ -87,7 +89,7 @@ def fake(tmp_path: Path) -> Callable[..., Fake]:
 
 
 def compared(peer: Path, *arguments: str) -> int:
-    few = ("--pool-slots", "300", "--repeats", "2", "--model", "full")
+    few = ("--pool-slots", "300", "--repeats", "2", "--model", "full", "--memory-slots", "0")
     return run("bench", "compare", "--peer-python", str(peer), *few, *arguments)
 
 
@@ -104,8 +106,9 @@ def test_a_slow_peer_is_as_promised(fake: Callable[..., Fake], capsys: pytest.Ca
     assert (report["schema_version"], report["ok"], report["peer"], report["gc"]) == (1, True, "fake 1", "off")
     at_64, at_16 = report["cases"]
     assert (at_64["blocks"], at_64["floor"], at_16["blocks"], at_16["floor"]) == (64, 1.0, 16, None)
+    assert (at_64["requests"], at_16["requests"]) == (1, 7)
     for pair in (at_64, at_16):
-        rounds = 2 * (2048 // pair["blocks"])
+        rounds = 2 * (2048 // (pair["blocks"] * pair["requests"]))
         assert pair["ours"]["rounds"] == pair["peer"]["rounds"] == rounds
         assert pair["peer"]["us"] == pair["peer"]["us_p10"] == AGES / 1e3
         assert pair["ours"]["us_p10"] <= pair["ours"]["us"] <= pair["ours"]["us_p90"]
@@ -129,6 +132,18 @@ def test_people_read_a_row_per_pair_and_how_the_sides_differ(
     assert "lookup interleaved (1)" in shown
     assert "(1) the peer cannot use a prefix that interleaves tiers" in shown
     assert "as promised" in shown
+    assert "8 x 64" not in shown
+
+
+def test_people_read_how_many_requests_a_round_has(
+    fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("--blocks", "16", "--blocks", "128", "--operation", "release")
+    assert compared(fake().path, *few) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "release gpu full 7 x 16 " in shown
+    assert "release gpu full 128 " in shown
+    assert "times are those of one" in shown
 
 
 def test_the_peer_is_asked_for_what_it_can_do_and_sees_none_of_our_modules(
@@ -139,12 +154,14 @@ def test_the_peer_is_asked_for_what_it_can_do_and_sees_none_of_our_modules(
     assert compared(peer.path, "--blocks", "100", "--operation", "lookup", "--operation", "load", "--json") == 0
     opened = [question["open"] for question in peer.asked if "open" in question]
     assert [(case["operation"], case["layout"]) for case in opened] == [
-        ("lookup", "gpu"), ("lookup", "cpu"), ("lookup", "cpu"), ("load", "cpu"), ("load-whole", "cpu"),
+        ("lookup", "gpu"), ("lookup", "cpu"), ("lookup", "cpu"), ("load", "cpu"),
+        ("load-unregistered", "cpu"), ("load-whole", "cpu"),
     ]  # fmt: skip
-    assert {(case["model"], case["blocks"], case["pool_slots"]) for case in opened} == {("full", 100, 300)}
+    sizes = {(case["model"], case["blocks"], case["requests"], case["pool_slots"]) for case in opened}
+    assert sizes == {("full", 100, 1, 300)}
     assert peer.notes[0][1]["PYTHONPATH"] is None
     floors = [pair["floor"] for pair in json.loads(capsys.readouterr().out)["cases"]]
-    assert floors == [1.0, 1.0, 1.0, 1.0, None]
+    assert floors == [1.0, 1.0, 1.0, 1.0, None, None]
 
 
 async def test_the_two_sides_take_turns_and_the_first_is_dropped(fake: Callable[..., Fake]) -> None:
@@ -276,18 +293,56 @@ def test_all_operations_with_a_floor_are_compared_and_hashes_once() -> None:
     pairs = all_pairs(operations=tuple(FLOORS), models=tuple(Model), blocks=(8192,), pool_slots=20_000)
     assert {pair.case.operation for pair in pairs if pair.floor == FLOORS[pair.case.operation]} == set(FLOORS)
     assert [pair.case.layout for pair in pairs if pair.case.operation is Operation.HASH] == [Layout.MISS]
-    assert all(pair.note for pair in pairs if pair.own_case != pair.peer_case)
+    alike = [pair for pair in pairs if pair.own_case == {**pair.peer_case, "extent": Extent.OPERATION.value}]
+    assert alike
+    assert all(pair.note for pair in pairs if pair not in alike)
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "pool_slots", "requests"),
+    [
+        (Model.FULL, 64, 20_000, 8),
+        (Model.HYBRID, 512, 20_000, 8),
+        (Model.HYBRID, 513, 20_000, 1),
+        (Model.FULL, 64, 2 * 4 * 65, 3),
+        (Model.FULL, 64, 2 * 4 * 65 - 1, 2),
+        (Model.HYBRID, 64, 2 * 4 * 65, 1),
+        (Model.FULL, 1, 2, 1),
+    ],
+)
+def test_several_short_prompts_are_let_in_together_as_far_as_half_a_pool_holds_them(
+    model: Model, blocks: int, pool_slots: int, requests: int
+) -> None:
+    assert requests_of(model, blocks=blocks, pool_slots=pool_slots) == requests
+
+
+async def test_our_worker_tells_the_whole_of_a_round_where_the_pair_wants_it() -> None:
+    pairs = all_pairs(operations=[Operation.LOAD], models=[Model.FULL], blocks=[64], pool_slots=2_000)
+    opened = {pair.peer_operation: pair.own_case for pair in pairs}
+    command = [sys.executable, "-m", "aiokv.cli.bench.compare.worker"]
+    times = {}
+    async with started(command, side="ours", environment=os.environ, timeout_s=60) as ours:
+        for name, case in opened.items():
+            await ours.open(case)
+            times[name] = min(await ours.rounds(8))
+    assert times["load-whole"] > 1.5 * max(times["load"], times["load-unregistered"])
 
 
 @pytest.mark.skipif(not PEER_PYTHON, reason="AIOKV_PEER_PYTHON names no interpreter with vLLM")
 @pytest.mark.timeout(300)
 def test_the_real_peer_answers_every_question(capsys: pytest.CaptureFixture[str]) -> None:
     """Times are not judged here; that the peer did the operation its worker checks itself, prompt by prompt."""
-    sizes = ("--blocks", "64", "--blocks", "512", "--pool-slots", "2000", "--repeats", "1")
+    sizes = ("--blocks", "64", "--blocks", "512", "--pool-slots", "2000", "--repeats", "1", "--memory-slots", "50000")
     assert run("bench", "compare", "--peer-python", PEER_PYTHON, *sizes, "--json") in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["peer"].startswith("vllm ")
+    memory = report["memory"]
+    assert memory["slots"] == 50_000
+    assert memory["peer_bytes_per_resident_slot"] - memory["peer_bytes_per_empty_slot"] > 32, "of a hash alone"
+    assert memory["peer_bytes_per_empty_slot"] > 8, "of a list alone"
     small, large = ([pair for pair in report["cases"] if pair["blocks"] == blocks] for blocks in (64, 512))
-    assert len(small) == len(large) == 2 * 10 - 1
+    assert len(small) == len(large) == 2 * 11 - 1
+    assert {pair["requests"] for pair in small} == {8, 6}
+    assert {pair["requests"] for pair in large} == {1}
     for few, many in zip(small, large, strict=True):
         assert many["peer"]["us"] > 2 * few["peer"]["us"] > 0, "its time does not grow with the prompt"

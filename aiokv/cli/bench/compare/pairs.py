@@ -6,14 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aiokv.cli.bench.cases import Case, Layout, Model, Operation
+from aiokv.cli.bench.cases import GEOMETRIES, Case, Layout, Model, Operation
+from aiokv.model.ids import KeyEnum
 
-__all__ = ["FLOORS", "Pair", "all_pairs", "floor_of"]
+__all__ = ["FLOORS", "Extent", "Pair", "all_pairs", "floor_of", "requests_of"]
 
 LONG_BLOCKS: Final = 8_192
 """From so many blocks on the floors are `FLOORS`."""
 _SHORT_BLOCKS: Final = 64
 """From so many blocks on ours is not slower."""
+_BLOCKS_IN_A_STEP: Final = 512
+"""Of prompts up to this size a scheduler's step lets several in."""
+_REQUESTS_IN_A_STEP: Final = 8
 
 FLOORS: Final[Mapping[Operation, float]] = {
     Operation.HASH: 2.5,
@@ -26,6 +30,15 @@ FLOORS: Final[Mapping[Operation, float]] = {
 """How many times as long the peer must take for a prompt of 128k tokens."""
 
 
+class Extent(KeyEnum):
+    """How much of our round is compared."""
+
+    OPERATION = "operation"
+    """What makes up the operation."""
+    WHOLE = "whole"
+    """That, and what our benchmark of it does beside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """Our case, and what the peer does meanwhile: its operation and layout, in words of its worker."""
@@ -33,6 +46,7 @@ class Pair:
     case: Case
     peer_operation: str
     peer_layout: Layout
+    extent: Extent
     note: str
     """How the two sides differ, for people; empty if they do not."""
 
@@ -45,7 +59,7 @@ class Pair:
     @property
     def peer_case(self) -> dict[str, object]:
         """What the peer's worker is asked to open."""
-        return {**self.own_case, "operation": self.peer_operation, "layout": self.peer_layout.value}
+        return {**self._sizes, "operation": self.peer_operation, "layout": self.peer_layout.value}
 
     @property
     def own_case(self) -> dict[str, object]:
@@ -54,8 +68,17 @@ class Pair:
         return {
             "operation": case.operation.value,
             "layout": case.layout.value,
+            **self._sizes,
+            "extent": self.extent.value,
+        }
+
+    @property
+    def _sizes(self) -> dict[str, object]:
+        case = self.case
+        return {
             "model": case.model.value,
             "blocks": case.blocks,
+            "requests": case.requests,
             "pool_slots": case.pool_slots,
         }
 
@@ -67,6 +90,7 @@ class _Matching:
     peer_operation: str
     peer_layout: Layout
     note: str = ""
+    extent: Extent = Extent.OPERATION
 
 
 def _alike(operation: Operation, layout: Layout, *, note: str = "") -> _Matching:
@@ -94,13 +118,25 @@ _MATCHINGS: Final = (
     ),
     _alike(Operation.RELEASE, Layout.GPU),
     _alike(Operation.STORE, Layout.MISS),
-    _alike(Operation.LOAD, Layout.CPU, note="ours also evicts for the targets and registers them, the peer's does not"),
+    _alike(
+        Operation.LOAD,
+        Layout.CPU,
+        note="until the loaded blocks can be found; ours plans loads in its lookup, the peer's plan is in both rows",
+    ),
+    _Matching(
+        operation=Operation.LOAD,
+        layout=Layout.CPU,
+        peer_operation="load-unregistered",
+        peer_layout=Layout.CPU,
+        note="the peer's without registering the loaded blocks; no floor",
+    ),
     _Matching(
         operation=Operation.LOAD,
         layout=Layout.CPU,
         peer_operation="load-whole",
         peer_layout=Layout.CPU,
-        note="the peer's with allocation and registration of the targets; no floor",
+        note="both from the lookup to the registration of the loaded blocks, each step once; no floor",
+        extent=Extent.WHOLE,
     ),
 )
 
@@ -112,10 +148,16 @@ def all_pairs(
     return [
         Pair(
             case=Case(
-                operation=matching.operation, layout=matching.layout, model=model, blocks=size, pool_slots=pool_slots
+                operation=matching.operation,
+                layout=matching.layout,
+                model=model,
+                blocks=size,
+                pool_slots=pool_slots,
+                requests=requests_of(model, blocks=size, pool_slots=pool_slots),
             ),
             peer_operation=matching.peer_operation,
             peer_layout=matching.peer_layout,
+            extent=matching.extent,
             note=matching.note,
         )
         for size in blocks
@@ -124,6 +166,16 @@ def all_pairs(
         for model in models
         if matching.operation is not Operation.HASH or model is next(iter(models))
     ]
+
+
+def requests_of(model: Model, *, blocks: int, pool_slots: int) -> int:
+    """How many requests go through an operation in a round: several short ones, as far as half a pool holds them and
+    the one that leads in."""
+    if blocks > _BLOCKS_IN_A_STEP:
+        return 1
+    groups = len(GEOMETRIES[model].groups)
+    held = pool_slots // (2 * groups * (blocks + 1))
+    return min(_REQUESTS_IN_A_STEP, max(1, held - 1))
 
 
 def floor_of(operation: Operation, *, blocks: int) -> float | None:

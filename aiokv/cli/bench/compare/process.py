@@ -14,11 +14,13 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
 from typing import IO, Any, Final, final
 
 from aiokv.errors import AiokvError, ConfigError
+from aiokv.model.numbers import is_number
 
-__all__ = ["Worker", "WorkerFailed", "started"]
+__all__ = ["SlotCosts", "Worker", "WorkerFailed", "started"]
 
 _FAREWELL_S: Final = 5.0
 
@@ -30,6 +32,17 @@ class WorkerFailed(AiokvError):
         self.side = side
         self.what = what
         super().__init__(f"the worker of {side} {what}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCosts:
+    """What a process has grown by per slot of a pool that it has made, and that it has filled."""
+
+    slots: int
+    resident: int
+    bytes_per_empty_slot: float
+    bytes_per_resident_slot: float
+    """With its index entry."""
 
 
 @final
@@ -64,6 +77,19 @@ class Worker:
         if not isinstance(times, list) or len(times) != number or not all(isinstance(time, int) for time in times):
             raise WorkerFailed(self.side, what=f"answered {str(times)[:80]!r}, not {number} times")
         return times
+
+    async def memory(self, slots: int) -> SlotCosts:
+        """What a slot of a GPU pool of so many costs. Wants a worker that has measured nothing yet."""
+        return self._costs_of((await self._ask({"memory": slots})).get("memory"), slots=slots)
+
+    def _costs_of(self, answered: object, *, slots: int) -> SlotCosts:
+        names = [field.name for field in fields(SlotCosts)]
+        if not isinstance(answered, dict) or not all(is_number(answered.get(name)) for name in names):
+            raise WorkerFailed(self.side, what=f"answered {str(answered)[:80]!r}, not {', '.join(names)}")
+        costs = SlotCosts(**{name: answered[name] for name in names})
+        if (costs.slots, costs.resident) != (slots, slots):
+            raise WorkerFailed(self.side, what=f"has filled {costs.resident} of {costs.slots} slots, not {slots}")
+        return costs
 
     async def _ask(self, question: Mapping[str, object]) -> dict[str, Any]:
         stdin = self._process.stdin

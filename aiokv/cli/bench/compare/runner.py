@@ -6,18 +6,18 @@ machine does to them. Each turn of short prompts has several rounds; the first t
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
 from aiokv import run
 from aiokv.cli.bench.compare.pairs import Pair, all_pairs
-from aiokv.cli.bench.compare.process import Worker, started
+from aiokv.cli.bench.compare.process import Worker
 from aiokv.cli.bench.compare.settings import CompareSettings, pinnable_core
+from aiokv.cli.bench.compare.sides import our_worker, peer_worker
+from aiokv.cli.bench.compare.slot_memory import SlotMemory, check_memory, measure_memory
+from aiokv.cli.bench.operations.runner import available_memory
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
@@ -27,12 +27,11 @@ __all__ = ["SCHEMA_VERSION", "Result", "compare", "complaints_about", "take_turn
 SCHEMA_VERSION: Final = 1
 _WARM_UP: Final = 1
 _BLOCKS_PER_TURN: Final = 2_048
-_OUR_WORKER: Final = "aiokv.cli.bench.compare.worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one pair took, in nanoseconds per round."""
+    """What one pair took, in nanoseconds of one request in each round."""
 
     pair: Pair
     ours_ns: tuple[int, ...]
@@ -70,14 +69,16 @@ def compare(settings: CompareSettings) -> tuple[BenchReport, list[Result]]:
         blocks=settings.blocks,
         pool_slots=settings.pool_slots,
     )
+    check_memory(settings.memory_slots, available=available_memory())
     with new_progress() as progress:
-        task = progress.add_task("compare", total=len(pairs))
+        task = progress.add_task("compare", total=len(pairs) + bool(settings.memory_slots))
         figures, results = run(_measure(pairs, settings=settings, step=lambda: progress.advance(task)))
+        costs = run(_memory(settings, step=lambda: progress.advance(task)))
     report = BenchReport(
         benchmark="compare",
         schema_version=SCHEMA_VERSION,
-        figures=figures,
-        complaints=complaints_about(results),
+        figures={**figures, **({"memory": costs.figures} if costs else {})},
+        complaints=(*complaints_about(results), *(costs.complaints if costs else ())),
         cases=tuple(result.as_json() for result in results),
     )
     return report, results
@@ -87,7 +88,7 @@ async def take_turns(pair: Pair, *, ours: Worker, peer: Worker, repeats: int) ->
     """Open a pair on both sides and let them work in turns, ours first."""
     await ours.open(pair.own_case)
     await peer.open(pair.peer_case)
-    rounds = max(1, _BLOCKS_PER_TURN // pair.case.blocks)
+    rounds = max(1, _BLOCKS_PER_TURN // (pair.case.blocks * pair.case.requests))
     ours_ns: list[int] = []
     peer_ns: list[int] = []
     for turn in range(_WARM_UP + repeats):
@@ -102,7 +103,7 @@ async def _measure(
 ) -> tuple[dict[str, object], list[Result]]:
     core = pinnable_core()
     results = []
-    async with _peer_worker(settings, core=core) as peer, _our_worker(settings, core=core) as ours:
+    async with peer_worker(settings, core=core) as peer, our_worker(settings, core=core) as ours:
         for pair in pairs:
             results.append(await take_turns(pair, ours=ours, peer=peer, repeats=settings.repeats))
             step()
@@ -120,26 +121,13 @@ async def _measure(
     return figures, results
 
 
-def _our_worker(settings: CompareSettings, *, core: int | None) -> AbstractAsyncContextManager[Worker]:
-    return started(
-        [sys.executable, "-m", _OUR_WORKER, *_core_argument(core)],
-        side="aiokv",
-        environment=os.environ,
-        timeout_s=settings.timeout_s,
-    )
-
-
-def _peer_worker(settings: CompareSettings, *, core: int | None) -> AbstractAsyncContextManager[Worker]:
-    return started(
-        [str(settings.peer_python), str(settings.peer_script), *_core_argument(core)],
-        side="the peer",
-        environment=settings.peer_environment,
-        timeout_s=settings.timeout_s,
-    )
-
-
-def _core_argument(core: int | None) -> list[str]:
-    return [] if core is None else [str(core)]
+async def _memory(settings: CompareSettings, *, step: Callable[[], None]) -> SlotMemory | None:
+    """None if nobody asks for it."""
+    if not settings.memory_slots:
+        return None
+    costs = await measure_memory(settings)
+    step()
+    return costs
 
 
 def _summary(times_ns: Sequence[int], *, blocks: int) -> dict[str, object]:

@@ -30,20 +30,30 @@ class CompareSettings:
     models: tuple[Model, ...] = tuple(Model)
     repeats: int = 15
     pool_slots: int = 20_000
+    memory_slots: int = 1_000_000
+    """Of the pools whose memory is compared; 0 leaves it out."""
     timeout_s: float = 120.0
     """For one answer of a worker."""
 
     def __post_init__(self) -> None:
-        if not self.peer_script.is_file():
-            raise ConfigError(
-                f"the peer's side of the comparison, {self.peer_script}, is missing: it is a part of aiokv's source "
-                "tree, not of the installed package; run this in a checkout"
-            )
+        for script in (self.peer_script, self.peer_memory_script):
+            if not script.is_file():
+                raise ConfigError(
+                    f"the peer's side of the comparison, {script}, is missing: it is a part of aiokv's source tree, "
+                    "not of the installed package; run this in a checkout"
+                )
         if not (self.blocks and self.operations and self.models):
             raise ConfigError("nothing was asked for")
+        if self.memory_slots < 0:
+            raise ConfigError(f"a pool of {self.memory_slots} slots is none")
         if unknown := [operation.value for operation in self.operations if operation not in FLOORS]:
             known = ", ".join(operation.value for operation in FLOORS)
             raise ConfigError(f"{unknown[0]} is not compared, only {known}")
+
+    @property
+    def peer_memory_script(self) -> Path:
+        """The peer's side of the comparison of memory, beside the other one."""
+        return self.peer_script.with_name("peer_memory.py")
 
     @property
     def peer_environment(self) -> dict[str, str]:

@@ -13,10 +13,14 @@ __all__ = ["table_of"]
 
 
 def table_of(results: Sequence[Result]) -> Table:
-    """Medians in microseconds, and how many times as long the peer took."""
+    """Medians in microseconds of one request, and how many times as long the peer took."""
     notes = list(dict.fromkeys(result.pair.note for result in results if result.pair.note))
-    caption = "\n".join(f"({number}) {note}" for number, note in enumerate(notes, 1))
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=caption or None, caption_justify="left")
+    caption = [f"({number}) {note}" for number, note in enumerate(notes, 1)]
+    if any(result.pair.case.requests > 1 for result in results):
+        caption.append("8 x 64: eight requests of 64 blocks each, one right after the other; times are those of one")
+    table = Table(
+        box=None, header_style="bold", pad_edge=False, caption="\n".join(caption) or None, caption_justify="left"
+    )
     for heading in ("operation", "model"):
         table.add_column(heading, no_wrap=True)
     for heading in ("blocks", "ours us", "peer us", "ratio", "floor"):
@@ -27,7 +31,7 @@ def table_of(results: Sequence[Result]) -> Table:
         table.add_row(
             f"{case.operation.value} {case.layout.value}{mark}",
             case.model.value,
-            f"{case.blocks:,}",
+            f"{case.requests} x {case.blocks}" if case.requests > 1 else f"{case.blocks:,}",
             f"{median(result.ours_ns) / 1e3:,.1f}",
             f"{median(result.peer_ns) / 1e3:,.1f}",
             f"[red]{result.ratio:.2f}[/]" if result.is_too_slow else f"{result.ratio:.2f}",

@@ -1,7 +1,7 @@
 """The operations of the synchronous core, one by one, on a cache with full pools: what each takes, and of what.
 
 `timing.py` a round and its clock · `prompts.py` tokens and keys · `world.py` the cache · `measured.py` the prompts of a
-case ·
+case, and the requests of a round ·
 `hashing.py` `lookup.py` `release.py` `copies.py` `lifecycle.py` the operations.
 """
 
@@ -14,6 +14,7 @@ from aiokv.cli.bench.operations.copies import Load, Store
 from aiokv.cli.bench.operations.hashing import Hashing
 from aiokv.cli.bench.operations.lifecycle import Lifecycle
 from aiokv.cli.bench.operations.lookup import Lookup
+from aiokv.cli.bench.operations.measured import Batch
 from aiokv.cli.bench.operations.release import Release
 from aiokv.cli.bench.operations.timing import Bench, Rounds, TimedOperation, Times
 from aiokv.cli.bench.operations.world import BenchWorld
@@ -27,12 +28,12 @@ def open_case(case: Case, *, world: BenchWorld | None = None, collector: Collect
 
     Python's garbage collector is as `collector` says while an operation is timed.
     """
-    return Rounds(_operation_of(case, world=world), collector=collector)
-
-
-def _operation_of(case: Case, *, world: BenchWorld | None) -> TimedOperation:
     if case.operation is Operation.HASH:
-        return Hashing(case)
+        return Rounds(Hashing(case), requests=case.requests, collector=collector)
+    return Rounds(_operation_of(case, world=world), requests=case.requests, collector=collector)
+
+
+def _operation_of(case: Case, *, world: BenchWorld | None) -> TimedOperation[Batch]:
     if world is None:
         world = BenchWorld(case.model, pool_slots=case.pool_slots)
         world.fill(lambda _done: None)
@@ -49,5 +50,7 @@ def _operation_of(case: Case, *, world: BenchWorld | None) -> TimedOperation:
             return Load(case, world=world)
         case Operation.LIFECYCLE:
             return Lifecycle(case, world=world)
+        case Operation.HASH:
+            raise ConfigError("hashing needs no cache")
         case _:
             assert_never(case.operation)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import final
 
 from aiokv.cli.bench.cases import BLOCK, Case
 from aiokv.cli.bench.operations.prompts import Prompts
-from aiokv.cli.bench.operations.timing import Times, now_ns
+from aiokv.cli.bench.operations.timing import Prepared, Times, now_ns
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["Hashing"]
@@ -14,29 +15,35 @@ __all__ = ["Hashing"]
 
 @final
 class Hashing:
-    """Timed: `BlockKeys.hash_more` of a new prompt, in one go. Its tokens have been taken into the keys before."""
+    """Timed: `BlockKeys.hash_more` of new prompts, each in one go. Their tokens are in the keys before."""
 
-    __slots__ = ("_case", "_keys", "_prompts")
+    __slots__ = ("_case", "_prompts")
 
     def __init__(self, case: Case) -> None:
         self._case = case
         self._prompts = Prompts()
-        self._keys = BlockKeys((), hash_block_size=BLOCK)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Prepared[list[BlockKeys]]:
         """See `TimedOperation`."""
-        tokens = self._prompts.tokens(self._prompts.new_number(), length=self._case.blocks * BLOCK)
-        self._keys = BlockKeys(tokens, hash_block_size=BLOCK)
+        case = self._case
+        return Prepared(
+            lead_in=[self._new_keys(case.lead_in_blocks)],
+            measured=[self._new_keys(case.blocks) for _ in range(case.requests)],
+        )
 
-    def run(self) -> Times:
+    def run(self, batch: list[BlockKeys]) -> Times:
         """See `TimedOperation`."""
-        keys = self._keys
-        blocks = keys.num_blocks
         started = now_ns()
-        keys.hash_more(blocks)
+        for keys in batch:
+            keys.hash_more(keys.num_blocks)
         return Times(counted={"hash": now_ns() - started})
 
-    def restore(self) -> None:
+    def restore(self, prepared: Prepared[list[BlockKeys]]) -> None:
         """See `TimedOperation`."""
-        if self._keys.num_hashed != self._case.blocks:
-            raise RuntimeError(f"{self._keys.num_hashed} of {self._case.blocks} blocks were hashed")
+        for keys in chain(*prepared.batches):
+            if keys.num_hashed != keys.num_blocks:
+                raise RuntimeError(f"{keys.num_hashed} of {keys.num_blocks} blocks were hashed")
+
+    def _new_keys(self, blocks: int) -> BlockKeys:
+        tokens = self._prompts.tokens(self._prompts.new_number(), length=blocks * BLOCK)
+        return BlockKeys(tokens, hash_block_size=BLOCK)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import final
 
 from aiokv.cli.bench.cases import Case
-from aiokv.cli.bench.operations.measured import MeasuredPrompts
-from aiokv.cli.bench.operations.timing import Times, now_ns
+from aiokv.cli.bench.operations.measured import Batch, MeasuredPrompts
+from aiokv.cli.bench.operations.timing import Prepared, Times, now_ns
 from aiokv.cli.bench.operations.world import BenchWorld
 
 __all__ = ["Lifecycle"]
@@ -23,22 +23,23 @@ class Lifecycle:
         self._world = world
         self._prompts = MeasuredPrompts(case, world=world)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Prepared[Batch]:
         """See `TimedOperation`."""
-        self._prompts.arrange()
+        return self._prompts.arrange()
 
-    def run(self) -> Times:
+    def run(self, batch: Batch) -> Times:
         """See `TimedOperation`."""
         world = self._world
         started = now_ns()
-        self._prompts.admit()
-        record = self._prompts.record
+        batch.admit()
         world.run_until_idle()
         acquired = now_ns()
-        world.cache.confirm(record, record.request.prompt_tokens)
+        for record in batch.records:
+            world.cache.confirm(record, record.request.prompt_tokens)
         world.run_until_idle()
         confirmed = now_ns()
-        world.cache.finish(record)
+        for record in batch.records:
+            world.cache.finish(record)
         world.run_until_idle()
         finished = now_ns()
         return Times(
@@ -49,8 +50,9 @@ class Lifecycle:
             }
         )
 
-    def restore(self) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`."""
-        self._prompts.check_hit()
+        for batch in prepared.batches:
+            batch.check_hits()
         if self._world.cache.live_leases or self._world.cache.unfinished_transfers:
             raise RuntimeError("the request has left something behind")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import final
 
 from aiokv.cli.bench.cases import Case
-from aiokv.cli.bench.operations.measured import MeasuredPrompts
-from aiokv.cli.bench.operations.timing import Times, now_ns
+from aiokv.cli.bench.operations.measured import Batch, MeasuredPrompts
+from aiokv.cli.bench.operations.timing import Prepared, Times
 from aiokv.cli.bench.operations.world import BenchWorld
 
 __all__ = ["Lookup"]
@@ -15,7 +15,7 @@ __all__ = ["Lookup"]
 @final
 class Lookup:
     """Timed: `acquire`, which is `CacheState.try_acquire`, and `name`, the slices until every claim has its slot and
-    all loads are in the outbox.
+    all loads are in the outbox. All requests are let in before the first of these slices.
 
     `acquire` looks up, plans, pins and claims, and names the first slice of what it has claimed. With the layout MISS
     every block is claimed and evicts another: that is RESERVE.
@@ -27,21 +27,19 @@ class Lookup:
         self._world = world
         self._prompts = MeasuredPrompts(case, world=world)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Prepared[Batch]:
         """See `TimedOperation`."""
-        self._prompts.arrange()
+        return self._prompts.arrange()
 
-    def run(self) -> Times:
+    def run(self, batch: Batch) -> Times:
         """See `TimedOperation`."""
-        cache = self._world.cache
-        acquiring = self._prompts.admit()
-        record = self._prompts.record
-        started = now_ns()
-        while record.unnamed_claims:
-            cache.run_slice()
-        return Times(counted={"acquire": acquiring, "name": now_ns() - started})
+        acquiring = batch.admit()
+        return Times(counted={"acquire": acquiring, "name": batch.name()})
 
-    def restore(self) -> None:
+    def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`. Loads that were not submitted are dropped: nothing moves."""
-        self._prompts.release()
-        self._prompts.check_hit()
+        for batch in prepared.batches:
+            batch.release()
+        self._world.run_until_idle()
+        for batch in prepared.batches:
+            batch.check_hits()

@@ -18,7 +18,15 @@ from aiokv.cli.machine import read_machine
 from aiokv.cli.output import new_progress
 from aiokv.errors import ConfigError
 
-__all__ = ["SCHEMA_VERSION", "OperationSettings", "check_memory", "measure", "pool_bytes"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "OperationSettings",
+    "available_memory",
+    "check_memory",
+    "filled_world",
+    "measure",
+    "pool_bytes",
+]
 
 SCHEMA_VERSION: Final = 1
 _WARM_UP_ROUNDS: Final = 3
@@ -36,6 +44,7 @@ class OperationSettings:
     blocks: tuple[int, ...]
     model: Model
     pool_slots: int
+    requests: int
     repeats: int
     collector: Collector
 
@@ -45,7 +54,14 @@ class OperationSettings:
     def cases(self) -> tuple[Case, ...]:
         """By layout, then by size."""
         return tuple(
-            Case(operation=self.operation, layout=layout, model=self.model, blocks=blocks, pool_slots=self.pool_slots)
+            Case(
+                operation=self.operation,
+                layout=layout,
+                model=self.model,
+                blocks=blocks,
+                pool_slots=self.pool_slots,
+                requests=self.requests,
+            )
             for layout in dict.fromkeys(self.layouts)
             for blocks in dict.fromkeys(self.blocks)
         )
@@ -63,6 +79,21 @@ def check_memory(pool_slots: int, *, available: int) -> None:
         raise ConfigError(f"two pools of {pool_slots:,} slots take about {needed:,.0f} MiB, {found:,.0f} are available")
 
 
+def available_memory() -> int:
+    """Bytes that this process may still take."""
+    machine = read_machine(cuda_driver=lambda: None)
+    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
+
+
+def filled_world(model: Model, *, pool_slots: int, progress: Progress) -> BenchWorld:
+    """A cache with full pools, and a progress bar while they are filled."""
+    needed = pool_bytes(pool_slots) / _MIB
+    filling = progress.add_task(f"filling two pools, about {needed:,.0f} MiB", total=1.0)
+    world = BenchWorld(model, pool_slots=pool_slots)
+    world.fill(lambda done: progress.update(filling, completed=done))
+    return world
+
+
 def measure(settings: OperationSettings) -> BenchReport:
     """Fill the pools, measure every case, with a progress bar on stderr."""
     with new_progress() as progress:
@@ -74,6 +105,7 @@ def measure(settings: OperationSettings) -> BenchReport:
         figures={
             "model": settings.model.value,
             "pool_slots": settings.pool_slots,
+            "requests": settings.requests,
             "repeats": settings.repeats,
             "gc": settings.collector.value,
             "resident_mib": round(resident_bytes() / _MIB),
@@ -88,14 +120,8 @@ def _new_world(settings: OperationSettings, *, progress: Progress) -> BenchWorld
     """A cache with full pools, for operations that need one."""
     if settings.operation is Operation.HASH:
         return None
-    machine = read_machine(cuda_driver=lambda: None)
-    limit = machine.memory_limit or machine.memory_available
-    check_memory(settings.pool_slots, available=min(limit, machine.memory_available))
-    needed = pool_bytes(settings.pool_slots) / _MIB
-    filling = progress.add_task(f"filling two pools, about {needed:,.0f} MiB", total=1.0)
-    world = BenchWorld(settings.model, pool_slots=settings.pool_slots)
-    world.fill(lambda done: progress.update(filling, completed=done))
-    return world
+    check_memory(settings.pool_slots, available=available_memory())
+    return filled_world(settings.model, pool_slots=settings.pool_slots, progress=progress)
 
 
 def _rows(

@@ -4,15 +4,62 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Self, final
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Protocol, Self, TypeVar, final
 
 from aiokv import Hit, KVRuntime, Lease
 from aiokv.cli.bench.hold import HoldMeter, Metered
 from aiokv.cli.bench.replay.prompts import Prompt, Tokens
 from aiokv.cli.bench.replay.settings import GROUP
 
-__all__ = ["Player"]
+__all__ = ["Calls", "MeteredCalls", "PlainCalls", "Player"]
+
+T = TypeVar("T")
+
+
+class Calls(Protocol):
+    """How the runtime is called."""
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call a method of it."""
+        ...
+
+    def step(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Await a coroutine of it."""
+        ...
+
+
+@final
+class PlainCalls:
+    """As any host calls it."""
+
+    __slots__ = ()
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """See `Calls`."""
+        return function(*args)
+
+    def step(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """See `Calls`."""
+        return coroutine
+
+
+@final
+class MeteredCalls:
+    """Each call, and each stretch of a coroutine, is timed: that takes some microseconds of its own."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: HoldMeter) -> None:
+        self._meter = meter
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """See `Calls`."""
+        return self._meter.call(function, *args)
+
+    def step(self, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """See `Calls`."""
+        return Metered(self._meter, coroutine)
 
 
 @final
@@ -31,11 +78,11 @@ class _Running:
 class Player:
     """Serves prompts one after the other and keeps those in flight between slices. An async context manager."""
 
-    __slots__ = ("_kv", "_meter", "_running", "_tasks", "hits")
+    __slots__ = ("_calls", "_kv", "_running", "_tasks", "hits")
 
-    def __init__(self, kv: KVRuntime, *, meter: HoldMeter) -> None:
+    def __init__(self, kv: KVRuntime, *, calls: Calls) -> None:
         self._kv = kv
-        self._meter = meter
+        self._calls = calls
         self._tasks = asyncio.TaskGroup()
         self._running: deque[_Running] = deque()
         self.hits: list[Hit] = []
@@ -81,16 +128,16 @@ class Player:
             await running.task
 
     async def _serve(self, prompt: Prompt, running: _Running) -> None:
-        meter = self._meter
-        lease = await Metered(meter, self._kv.acquire(str(prompt.index), prompt.tokens))
+        calls = self._calls
+        lease = await calls.step(self._kv.acquire(str(prompt.index), prompt.tokens))
         try:
-            meter.call(lease.block_ids, GROUP)  # what the kernels are told
-            meter.call(lease.confirm, len(prompt.tokens))
+            calls.call(lease.block_ids, GROUP)  # what the kernels are told
+            calls.call(lease.confirm, len(prompt.tokens))
             self.hits.append(lease.delivered)
             running.computed.set_result(None)
             await running.may_end
             await self._write_output(lease, prompt.outputs)
-            meter.call(lease.finish)
+            calls.call(lease.finish)
         finally:
             lease.release()
 
@@ -98,10 +145,10 @@ class Player:
         """All of it in one step. The KV of the last token is never written: nothing is computed after it."""
         if not len(outputs):
             return
-        meter = self._meter
-        meter.call(lease.append, outputs)
+        calls = self._calls
+        calls.call(lease.append, outputs)
         written = lease.num_tokens - 1
         if (missing := written - lease.capacity_tokens) > 0:
-            await Metered(meter, lease.extend(missing))
-            meter.call(lease.block_ids, GROUP)
-        meter.call(lease.confirm, written)
+            await calls.step(lease.extend(missing))
+            calls.call(lease.block_ids, GROUP)
+        calls.call(lease.confirm, written)
