@@ -36,7 +36,7 @@ def _submit(
     """Hand batches of copies to the backend and time the loop's thread meanwhile, in CPU time.
 
     `adjacent` batches are one run of slots on both sides, `scattered` ones have no two neighbours. Exits 0 only if
-    every copy was made.
+    the first and the last block of every batch have arrived.
     """
     from aiokv.cli.bench.report import conclude
     from aiokv.cli.bench.submit.runner import submit

@@ -107,7 +107,7 @@ def _slots(lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -
 
 
 def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
-    """Whether the last block of the batch is what its source is."""
+    """Whether the first and the last block of the batch are what their sources are."""
     sides = {Direction.LOAD: (batch.target_blocks, batch.source_blocks)}
     engine, cpu = sides.get(batch.direction, (batch.source_blocks, batch.target_blocks))
     return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
