@@ -110,8 +110,8 @@ def _slots(adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.
 
 def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
     """Whether the first and the last block of the batch are what their sources are."""
-    sides = {Direction.LOAD: (batch.target_blocks, batch.source_blocks)}
-    engine, cpu = sides.get(batch.direction, (batch.source_blocks, batch.target_blocks))
+    is_store = batch.direction is Direction.STORE
+    engine, cpu = (batch.source_blocks, batch.target_blocks) if is_store else (batch.target_blocks, batch.source_blocks)
     return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
 
 
