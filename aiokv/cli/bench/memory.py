@@ -1,4 +1,7 @@
-"""What memory this process has and may still take, and whether it grows."""
+"""Whether a process grows: samples of its resident memory, and the slope of a straight line through them.
+
+The first third of a run is warm-up (pools are touched, caches of the interpreter fill) and left out.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,16 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.cli.machine import read_machine
-from aiokv.errors import ConfigError
-
-__all__ = ["MemoryTrend", "available_bytes", "check_fits", "resident_bytes"]
+__all__ = ["MemoryTrend"]
 
 _STATM: Final = "/proc/self/statm"
 _WARM_UP: Final = 1 / 3
 _LEAST_SAMPLES: Final = 3
-_MIB: Final = 2**20
 
 
 @final
 class MemoryTrend:
-    """Samples of resident memory, and the slope of a straight line through them.
-
-    The first third of a run is warm-up (pools are touched, caches of the interpreter fill) and left out.
-    """
+    """Resident bytes over time."""
 
     __slots__ = ("_bytes", "_seconds")
 
@@ -69,15 +65,3 @@ def resident_bytes() -> int:
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
-
-
-def available_bytes() -> int:
-    """Bytes that this process may still take."""
-    machine = read_machine(cuda_driver=lambda: None)
-    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
-
-
-def check_fits(what: str, *, needed: int, available: int) -> None:
-    """`ConfigError` if what takes so many bytes will not fit: better than being killed half way through."""
-    if needed > available:
-        raise ConfigError(f"{what}: about {needed / _MIB:,.0f} MiB are needed, {available / _MIB:,.0f} are available")

@@ -17,7 +17,7 @@ from aiokv.cli.bench.compare.process import Worker
 from aiokv.cli.bench.compare.settings import CompareSettings, pinnable_core
 from aiokv.cli.bench.compare.sides import our_worker, peer_worker
 from aiokv.cli.bench.compare.slot_memory import SlotMemory, check_memory, measure_memory
-from aiokv.cli.bench.memory import available_bytes
+from aiokv.cli.bench.operations.runner import available_memory
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
@@ -69,7 +69,7 @@ def compare(settings: CompareSettings) -> tuple[BenchReport, list[Result]]:
         blocks=settings.blocks,
         pool_slots=settings.pool_slots,
     )
-    check_memory(settings.memory_slots, available=available_bytes())
+    check_memory(settings.memory_slots, available=available_memory())
     with new_progress() as progress:
         task = progress.add_task("compare", total=len(pairs) + bool(settings.memory_slots))
         figures, results = run(_measure(pairs, settings=settings, step=lambda: progress.advance(task)))

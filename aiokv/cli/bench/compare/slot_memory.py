@@ -11,7 +11,7 @@ from aiokv.cli.bench.compare.settings import CompareSettings, pinnable_core
 from aiokv.cli.bench.compare.sides import our_worker, peer_memory_worker
 from aiokv.cli.bench.compare.worker import MEASURED_POOL
 from aiokv.cli.bench.footprint.runner import complaints_about_pool
-from aiokv.cli.bench.memory import check_fits
+from aiokv.errors import ConfigError
 
 __all__ = ["MEMORY_FLOOR", "SlotMemory", "check_memory", "measure_memory"]
 
@@ -20,6 +20,7 @@ MEMORY_FLOOR: Final = 2.0
 
 _PEER_SLOT_BYTES: Final = 600
 """About so much a resident slot of the peer takes at most."""
+_MIB: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,13 @@ class SlotMemory:
 
 
 def check_memory(slots: int, *, available: int) -> None:
-    """`ConfigError` if the peer's pool will not fit."""
-    check_fits(f"the peer's pool of {slots:,} slots", needed=slots * _PEER_SLOT_BYTES, available=available)
+    """`ConfigError` if the peer's pool will not fit: better than being killed half way through."""
+    needed = slots * _PEER_SLOT_BYTES
+    if needed > available:
+        raise ConfigError(
+            f"the peer's pool of {slots:,} slots takes about {needed / _MIB:,.0f} MiB, "
+            f"{available / _MIB:,.0f} are available"
+        )
 
 
 async def measure_memory(settings: CompareSettings) -> SlotMemory:

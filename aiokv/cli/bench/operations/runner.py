@@ -10,15 +10,18 @@ from typing import Final
 from rich.progress import Progress
 
 from aiokv.cli.bench.cases import Case, Collector, Layout, Model, Operation
-from aiokv.cli.bench.memory import available_bytes, check_fits, resident_bytes
+from aiokv.cli.bench.memory import resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, Times, open_case
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
+from aiokv.cli.machine import read_machine
 from aiokv.cli.output import new_progress
+from aiokv.errors import ConfigError
 
 __all__ = [
     "SCHEMA_VERSION",
     "OperationSettings",
+    "available_memory",
     "check_memory",
     "filled_world",
     "measure",
@@ -70,8 +73,16 @@ def pool_bytes(pool_slots: int) -> int:
 
 
 def check_memory(pool_slots: int, *, available: int) -> None:
-    """`ConfigError` if the pools will not fit."""
-    check_fits(f"two pools of {pool_slots:,} slots", needed=pool_bytes(pool_slots), available=available)
+    """`ConfigError` if the pools will not fit: better than being killed half way through."""
+    if pool_bytes(pool_slots) > available:
+        needed, found = pool_bytes(pool_slots) / _MIB, available / _MIB
+        raise ConfigError(f"two pools of {pool_slots:,} slots take about {needed:,.0f} MiB, {found:,.0f} are available")
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take."""
+    machine = read_machine(cuda_driver=lambda: None)
+    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
 
 
 def filled_world(model: Model, *, pool_slots: int, progress: Progress) -> BenchWorld:
@@ -109,7 +120,7 @@ def _new_world(settings: OperationSettings, *, progress: Progress) -> BenchWorld
     """A cache with full pools, for operations that need one."""
     if settings.operation is Operation.HASH:
         return None
-    check_memory(settings.pool_slots, available=available_bytes())
+    check_memory(settings.pool_slots, available=available_memory())
     return filled_world(settings.model, pool_slots=settings.pool_slots, progress=progress)
 
 

@@ -11,9 +11,9 @@ from typing import Final
 from rich.progress import Progress
 
 from aiokv.cli.bench.cases import Case, Collector, Layout
-from aiokv.cli.bench.memory import available_bytes, resident_bytes
+from aiokv.cli.bench.memory import resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, open_case
-from aiokv.cli.bench.operations.runner import check_memory, filled_world
+from aiokv.cli.bench.operations.runner import available_memory, check_memory, filled_world
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.scale.settings import ScaleSettings, Sweep
 from aiokv.cli.bench.summary import Spread, describe_interpreter
@@ -79,7 +79,7 @@ def measure_scale(settings: ScaleSettings) -> tuple[BenchReport, list[Measured]]
 
     `ConfigError`, before anything is made, if they will not fit into memory together.
     """
-    check_memory(sum(settings.sizes), available=available_bytes())
+    check_memory(sum(settings.sizes), available=available_memory())
     with new_progress() as progress:
         worlds = {slots: filled_world(settings.model, pool_slots=slots, progress=progress) for slots in settings.sizes}
         results = _measure_all(settings, worlds=worlds, progress=progress)
