@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from aiokv.model.ids import SlotArray
 
-__all__ = ["CopyMap", "SlotIndex", "Stretches"]
+__all__ = ["CopyMap", "RowArray", "Stretches"]
 
-SlotIndex = NDArray[np.intp]
-"""Slots, shape `[n]`, as numpy wants an index."""
+RowArray = NDArray[np.intp]
+"""Slots as numpy wants an index of rows, shape `[n]`."""
 
 _MANY_IN_A_STRETCH: Final = 4
 """So many slots in one call, on average, are worth being put in order."""
@@ -49,8 +49,8 @@ class CopyMap:
     def __init__(self, source_blocks: SlotArray, target_blocks: SlotArray) -> None:
         source, target = source_blocks.astype(np.intp), target_blocks.astype(np.intp)
         order = _find_order(source, target)
-        self.source: SlotIndex = source[order]
-        self.target: SlotIndex = target[order]
+        self.source: RowArray = source[order]
+        self.target: RowArray = target[order]
         source_jumps, target_jumps = np.diff(self.source) != 1, np.diff(self.target) != 1
         self.source_stretches = Stretches(source_jumps, total=len(self))
         """Pieces whose sources are adjacent."""
@@ -70,7 +70,7 @@ class CopyMap:
         return self._lists
 
 
-def _find_order(source: SlotIndex, target: SlotIndex) -> SlotIndex | slice:
+def _find_order(source: RowArray, target: RowArray) -> RowArray | slice:
     """By source or by target, whichever then has fewer stretches, if that is worth it; else as it is."""
     few = len(source) // _MANY_IN_A_STRETCH
     if min(_count_jumps(source), _count_jumps(target)) < few:
@@ -81,5 +81,5 @@ def _find_order(source: SlotIndex, target: SlotIndex) -> SlotIndex | slice:
     return np.argsort(side) if stretches < few else slice(None)
 
 
-def _count_jumps(slots: SlotIndex) -> int:
+def _count_jumps(slots: RowArray) -> int:
     return int(np.count_nonzero(np.diff(slots) != 1))

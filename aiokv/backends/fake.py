@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
 from aiokv.errors import BackendLost, UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, TableArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["CopyDirection", "FakeBackend", "FakeCopy"]
@@ -85,7 +86,7 @@ class _Traffic:
     __slots__ = ("_readers", "_stamps", "_written")
 
     def __init__(self, blocks: int) -> None:
-        self._stamps: TableArray = np.zeros(blocks, dtype=np.int32)
+        self._stamps: NDArray[np.int32] = np.zeros(blocks, dtype=np.int32)
         self._readers: IntArray = np.zeros(blocks, dtype=np.int64)
         self._written: BoolArray = np.zeros(blocks, dtype=np.bool_)
 

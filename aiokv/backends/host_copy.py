@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from aiokv.backends.arena import ByteRows, Fragment
-from aiokv.backends.copy_map import CopyMap, SlotIndex, Stretches
+from aiokv.backends.copy_map import CopyMap, RowArray, Stretches
 from aiokv.backends.gil_watch import Gil
 
 __all__ = ["BOUNCE_BYTES", "STEP_BYTES", "HostRows", "Lane", "copy_steps", "cut_lanes"]
@@ -68,7 +68,7 @@ class HostRows:
         """Whether rows follow each other without gaps."""
         return self._dense
 
-    def gather(self, slots: SlotIndex, *, into: ByteRows) -> None:
+    def gather(self, slots: RowArray, *, into: ByteRows) -> None:
         """Copy the rows `slots` to the dense `into`, shape `[len(slots), fragment bytes]`."""
         if self._dense:
             np.take(self.rows, slots, axis=0, out=into, mode="clip")

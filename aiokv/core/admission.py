@@ -3,7 +3,7 @@
 Rules
 - Capacity is checked before anything changes (law 2); the check counts claims and the evictable slots a hit would pin.
 - Sources are pinned before any claim is named, so that naming never evicts what the plan relies on (law 1).
-- Claims are named in slices; load targets go first, so that copies start early.
+- Claims are named in slices, see `naming.py`; load targets go first, so that copies start early.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiokv.core.foresight import find_guesses, remember
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import Residency, find_residency
+from aiokv.core.naming import Naming
 from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
 from aiokv.core.revocations import make_room, plan_room
 from aiokv.core.slices import Job
@@ -39,10 +40,11 @@ _FLUSHED: Final = (Closing.FINISHED, Closing.PREEMPTED)
 class Admission:
     """Lets requests in and out."""
 
-    __slots__ = ("_stores", "_world")
+    __slots__ = ("_naming", "_stores", "_world")
 
     def __init__(self, world: World, *, stores: Strategy) -> None:
         self._world = world
+        self._naming = Naming(world)
         self._stores = stores
 
     def check(self, request: AcquireRequest) -> None:
@@ -85,24 +87,8 @@ class Admission:
         return self._admit(request, plan)
 
     def name_some(self, record: LeaseRecord, *, limit: int) -> int:
-        """Name up to `limit` claims of a lease; returns how many were looked at.
-
-        Loads whose targets are all named are queued. With the last name the slots that are leaving go back.
-        """
-        done = 0
-        while record.claims and done < limit:
-            segment = record.claims[0]
-            if unnamed := segment.unnamed:
-                named = self._name_segment(segment, limit=min(unnamed, limit - done))
-                done += max(named, 1)
-                if named < unnamed:
-                    break
-            record.claims.popleft()
-            if segment.transfer_id is not None:
-                self.bind_load(record, self._world.inflight.find(segment.transfer_id))
-        if len(record.leaving) and not record.claims:
-            self._world.unpin_gpu(record.take_leaving())
-        return done
+        """Name up to `limit` claims of a lease; returns how many were looked at."""
+        return self._naming.name_some(record, limit=limit)
 
     def finish_naming(self, record: LeaseRecord) -> None:
         """Name every claim of a lease now."""
@@ -120,6 +106,7 @@ class Admission:
         """
         world = self._world
         record.advance(LeaseEvent.RELEASE)
+        self._naming.finish_for_others(record)
         if record.claims:
             world.unclaim_gpu(record.unnamed_claims)
             record.claims.clear()
@@ -205,39 +192,7 @@ class Admission:
             )
             record.claims.append(segment)
         if len(plan.join_positions):
-            self._join(record, index=index, plan=plan)
-
-    def bind_load(self, record: LeaseRecord, transfer: Transfer) -> None:
-        """All targets of a load are named: the transfer pins them and can be submitted."""
-        targets = record.tables[transfer.group].view()[transfer.positions].astype(np.int64)
-        self._world.gpu.pin(targets)
-        self._world.inflight.bind_targets(transfer, targets)
-        self._world.outbox.submissions.append(transfer)
-
-    def _join(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
-        """Share the targets of loads under way: one copy per block, every lease pins and waits for itself."""
-        world = self._world
-        for transfer_id in np.unique(world.inflight.loading_ids(plan.join_sources)):
-            transfer = world.inflight.find(int(transfer_id))
-            if transfer.targets is None:
-                self._name_load(transfer)
-            world.inflight.join(transfer, record.lease_id)
-            record.waiting.add(transfer.transfer_id)
-        targets = world.inflight.loading_targets(plan.join_sources)
-        world.gpu.pin(targets)
-        record.tables[index].put(plan.join_positions, targets)
-
-    def _name_load(self, transfer: Transfer) -> None:
-        owner = self._world.leases.find(transfer.owner)
-        while transfer.targets is None:
-            self.name_some(owner, limit=self._world.slice_blocks)
-
-    def _name_segment(self, segment: ClaimSegment, *, limit: int) -> int:
-        slots = self._world.name_gpu(limit)
-        positions = segment.positions[segment.named : segment.named + len(slots)]
-        segment.table.put(positions, slots)
-        segment.named += len(slots)
-        return len(slots)
+            self._naming.join(record, index=index, plan=plan)
 
     def _claim_compute(self, record: LeaseRecord, *, index: int, plan: GroupPlan) -> None:
         positions = np.arange(plan.claim_start, plan.claim_stop)

@@ -97,11 +97,15 @@ class BlockTable:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ClaimSegment:
-    """Claimed positions of one table, named from the front; `transfer_id` is set for the targets of a load."""
+    """Claimed positions of one table, named from the front; `transfer_id` is set for the targets of a load.
+
+    Without positions: another lease's load that was joined before all its targets had names. Those go to `table` then.
+    """
 
     table: BlockTable
     positions: IntArray
     transfer_id: int | None = None
+    joined_id: int | None = None
     named: int = 0
 
     @property

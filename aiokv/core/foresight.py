@@ -1,8 +1,8 @@
 """Finding out beforehand where a long prompt's blocks lie, in slices, so that its admission is short (law 8).
 
 Duty: looking up thousands of blocks is long for one hold. Slices of it run before, and put down with the keys where
-each block was. The lookup at admission looks there first: comparing a hash with that of one known slot takes a fourth
-of a search, and only what has moved or is missing is searched for.
+each block was. The lookup at admission looks there first: comparing a hash with that of one known slot takes a fraction
+of a search, and only what has moved or is missing is searched for. A lookup in vain puts down what it has found, too.
 
 Rules: pure but for the keys' own notes. A guess is never believed, only verified; that of another cache is not seen.
 """
@@ -32,7 +32,7 @@ def find_guesses(world: World, keys: BlockKeys) -> Guesses | None:
 
 
 def remember(world: World, keys: BlockKeys, *, residency: Residency) -> None:
-    """Who was looked up in vain asks again: put down what was found."""
+    """Who was looked up in vain asks again: put down with a long prompt's keys what was found."""
     if keys.num_blocks < LONG_BLOCKS:
         return
     guesses: dict[tuple[Tier, int], IntArray] = {}

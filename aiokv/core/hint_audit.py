@@ -6,6 +6,7 @@ Duty and state are those of `holder_audit.py`, of which this is a part: a hint i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Final, NamedTuple, final
 
 import numpy as np
@@ -25,6 +26,7 @@ class _Hint(NamedTuple):
 
     view: HintView
     slots: SlotArray
+    pins: tuple[Holding, ...]
 
 
 @final
@@ -58,31 +60,36 @@ class HintAudit:
 
     def views(self) -> tuple[HintView, ...]:
         """The hints that hold something or wait for something, oldest first."""
-        return tuple(self._hints[hint_id].view for hint_id in sorted(self._hints))
+        return tuple([self._hints[hint_id].view for hint_id in sorted(self._hints)])
 
     def pins(self) -> tuple[Holding, ...]:
         """Those that hold pins, oldest first."""
-        return tuple(
-            Holding(
-                kind=HolderKind.HINT,
-                holder_id=view.hint_id,
-                request_id="",
-                tier=view.tier,
-                blocks=view.blocks,
-                tenant=view.tenant,
-            )
-            for view in self.views()
-            if view.blocks
-        )
+        return tuple(chain.from_iterable([self._hints[hint_id].pins for hint_id in sorted(self._hints)]))
 
     def _visit(self, hint_id: int) -> int:
         record = self._table.live.get(hint_id) or self._table.cleared.get(hint_id)
         before = self._hints.pop(hint_id, None)
         changes = 0
         if record is not None:
-            self._hints[hint_id] = _Hint(view_hint(record), record.slots)
+            view = view_hint(record)
+            self._hints[hint_id] = _Hint(view, record.slots, _held_by(view))
             was = before.slots if before is not None else _NO_SLOTS
             changes = self._pools[record.tier].exchange(was, record.slots)
         elif before is not None:
             changes = self._pools[before.view.tier].exchange(before.slots, _NO_SLOTS)
         return VISIT_COST + changes // CHANGES_PER_COST
+
+
+def _held_by(view: HintView) -> tuple[Holding, ...]:
+    """The pins of a hint, if it has any."""
+    if not view.blocks:
+        return ()
+    holding = Holding(
+        kind=HolderKind.HINT,
+        holder_id=view.hint_id,
+        request_id="",
+        tier=view.tier,
+        blocks=view.blocks,
+        tenant=view.tenant,
+    )
+    return (holding,)

@@ -1,7 +1,8 @@
 """Which residence hints give a request the room it lacks: as few as will do, the least valuable first.
 
 Rules: changes no hint and no pool. Looks at many small hints in one pass, because a pass over an array costs as much as
-a hundred of its elements, and at no more hints than it takes, a batch aside.
+a hundred of its elements, and at no more hints than it takes, as many again aside. A hint gives at most what it holds:
+so the first pass is over as many as hold what is lacking, which are enough unless they share slots or others pin them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ONE: Final = np.int32(1)
 """Of the arrays' own type, with which `add.at` is thirty times faster."""
 _HINTS: Final = 64
 _SLOTS: Final = 4096
-"""So many hints are looked at in one pass, fewer if they hold so many slots."""
+"""So many hints are looked at in the first pass, fewer if they hold so many slots, and twice as many in each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,31 +54,31 @@ def choose_hints(by_value: Iterator[HintRecord], *, lacking: int, held: HeldSlot
     parts: list[_Holds] = []
     gain = 0
     while gain < lacking:
-        part = _holds_of(_next_few(by_value), held)
-        taken, gained = _take_first(part, pins, lacking=lacking - gain)
+        few = _next_few(by_value, lacking=lacking - gain, scale=1 << len(parts))
+        taken, gained = _take_first(_holds_of(few, held), pins, lacking=lacking - gain)
         parts.append(taken)
         gain += gained
     return _needed(_joined(parts), pins, spare=gain - lacking)
 
 
-def _next_few(by_value: Iterator[HintRecord]) -> list[HintRecord]:
-    """The next hints, as many as are looked at in one pass."""
+def _next_few(by_value: Iterator[HintRecord], *, lacking: int, scale: int) -> list[HintRecord]:
+    """The next hints, as many as are looked at in one pass: no fewer than hold `lacking` slots."""
     few: list[HintRecord] = []
     slots = 0
     for record in by_value:
         few.append(record)
         slots += len(record.slots)
-        if len(few) == _HINTS or slots >= _SLOTS:
+        if slots >= lacking and (slots >= _SLOTS * scale or len(few) >= _HINTS * scale):
             break
     return few
 
 
 def _holds_of(records: list[HintRecord], held: HeldSlots) -> _Holds:
-    sizes = [len(record.slots) for record in records]
+    batches = [record.slots for record in records]
     return _Holds(
         records=records,
-        at=held.places(np.concatenate([record.slots for record in records])),
-        who=np.repeat(np.arange(len(records)), sizes),
+        at=held.places_of_held(np.concatenate(batches, dtype=np.int64)),
+        who=np.repeat(np.arange(len(records)), list(map(len, batches))),
     )
 
 

@@ -5,8 +5,8 @@ Rules
 - The table keeps books and changes no pool; `revocations.py` and `hints.py` do both in one step.
 
 State: records that hold, the one whose owner spoke last at the end; those whose tier was reset and whose pins are still
-to be given back; per tier and per tenant how many records hold each slot; which blocks are waited for, by group and the
-first word of their hash; when a request last hit each GPU slot, in steps of a clock of our own.
+to be given back; per tier how many records hold each slot, and per tenant in `quotas`; which blocks are waited for, by
+group and the first word of their hash; when a request last hit each GPU slot, in steps of a clock of our own.
 
 Transitions: HELD -> REVOKED -> HELD (held anew by its owner), HELD -> RELEASED, REVOKED -> RELEASED.
 """
@@ -14,18 +14,20 @@ Transitions: HELD -> REVOKED -> HELD (held anew by its owner), HELD -> RELEASED,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import compress, islice
 from typing import Final, NamedTuple, final
 
 import numpy as np
 
+from aiokv.core.hint_quotas import HintQuotas, QuotaKey
 from aiokv.core.life_cycle import LifeCycle
-from aiokv.core.slot_counts import HeldSlots, SlotCounts, SlotTimes, count_repeats
+from aiokv.core.slot_counts import HeldSlots, SlotCounts, SlotTimes
 from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import ChangedHolders
 from aiokv.model.ids import DigestArray, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
 
-__all__ = ["HintEvent", "HintRecord", "HintState", "HintTable", "WantedBlock"]
+__all__ = ["HintEvent", "HintRecord", "HintState", "HintTable", "WantedBlock", "advance_all"]
 
 
 class HintState(KeyEnum):
@@ -55,6 +57,8 @@ _LIFE: Final = LifeCycle(
 )
 
 _NO_SLOTS: Final[SlotArray] = np.zeros(0, np.int32)
+_AT_ONCE: Final = 256
+"""Hints that are asked for their value in one pass."""
 
 
 class WantedBlock(NamedTuple):
@@ -108,11 +112,19 @@ class HintRecord:
         self.state = self.check(event)
 
 
+def advance_all(records: Sequence[HintRecord], event: HintEvent) -> None:
+    """Take the same step with many hints; `InvalidTransition`, and none has changed, where there is no such step."""
+    states = {record.state: record for record in records}
+    following = {state: record.check(event) for state, record in states.items()}
+    for record in records:
+        record.state = following[record.state]
+
+
 @final
 class HintTable:
     """All hints that hold something or may come to."""
 
-    __slots__ = ("_clock", "_hit_at", "_next_id", "cleared", "due", "held", "live", "tenants", "wanted", "watchers")
+    __slots__ = ("_clock", "_hit_at", "_next_id", "cleared", "due", "held", "live", "quotas", "wanted", "watchers")
 
     def __init__(self, *, gpu_slots: int, cpu_slots: int) -> None:
         self._next_id = 1
@@ -125,7 +137,7 @@ class HintTable:
         self.due: dict[int, HintRecord] = {}
         """To be looked at again: a block that one of them waits for has come, or one that it holds was lost."""
         self.held = {Tier.GPU: HeldSlots(gpu_slots), Tier.CPU: HeldSlots(cpu_slots)}
-        self.tenants: dict[tuple[str, Tier], SlotCounts] = {}
+        self.quotas = HintQuotas()
         self.wanted: dict[tuple[Tier, int], dict[int, dict[int, HintRecord]]] = {}
         self.watchers: list[ChangedHolders] = []
         """Whoever wants to know which hints hold other slots than before."""
@@ -140,17 +152,13 @@ class HintTable:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is anything to look at or to give back in a later slice."""
-        return bool(self.due) or bool(self.cleared)
+        """Whether there is anything to look at, to give back or to write down in a later slice."""
+        return bool(self.due) or bool(self.cleared) or self.quotas.is_due
 
     def next_id(self) -> int:
         """A fresh id; ids are never reused."""
         self._next_id += 1
         return self._next_id - 1
-
-    def used_by(self, tenant: str, tier: Tier) -> SlotCounts:
-        """The slots of one tenant in a tier."""
-        return self.tenants.get((tenant, tier)) or SlotCounts()
 
     def touch(self, record: HintRecord) -> None:
         """Its owner has spoken: enter it, as the most valuable."""
@@ -164,7 +172,7 @@ class HintTable:
         if not len(slots):
             return
         self.held[record.tier].add(slots)
-        self.tenants.setdefault((record.tenant, record.tier), SlotCounts()).add(slots)
+        self.quotas.take((record.tenant, record.tier), slots)
 
     def give(self, record: HintRecord, slots: SlotArray) -> None:
         """Write down that a record does not hold these slots any more."""
@@ -172,42 +180,40 @@ class HintTable:
             return
         self.held[record.tier].remove(slots)
         if record.hint_id not in self.cleared:
-            self._give_quota((record.tenant, record.tier), slots)
+            self.quotas.give({(record.tenant, record.tier): [slots]})
 
     def give_all(self, records: Sequence[HintRecord]) -> tuple[SlotArray, SlotTimes]:
-        """Write down that these records, of one tier, hold nothing any more; in a few passes for all of them.
+        """Write down that these records, of one tier, hold nothing any more; in a few passes for all of them, and what
+        their tenants hold in later slices, if it is much.
 
         Returns the slots that they held, each where it comes last, and how many of them held it.
         """
         tier, batches = records[0].tier, [record.slots for record in records]
-        for tenant, mine in self._batches_by_tenant(records).items():
-            if sum(map(len, mine)) == self.tenants[tenant, tier].num_holders:
-                del self.tenants[tenant, tier]
-            else:
-                self._give_quota((tenant, tier), *count_repeats(mine))
+        self.quotas.give(self._batches_by_tenant(records))
         slots, times = self.held[tier].merge(batches)
         self.held[tier].remove(slots, times)
-        for record in records:
-            self.forget(record)
+        self.forget(records)
         return slots, times
 
-    def forget(self, record: HintRecord) -> None:
-        """It neither holds nor waits for anything any more."""
-        if record.wanted:
-            self.stop_waiting(record)
+    def forget(self, records: Sequence[HintRecord]) -> None:
+        """They neither hold nor wait for anything any more."""
+        for record in records:
+            if record.wanted:
+                self.stop_waiting(record)
+        ids = [record.hint_id for record in records]
         for changed in self.watchers:
-            changed.add(record.hint_id)
+            changed.update(ids)
         for table in (self.live, self.cleared, self.due):
             if table:
-                table.pop(record.hint_id, None)
+                for hint_id in ids:
+                    table.pop(hint_id, None)
 
     def clear(self, tier: Tier) -> list[HintRecord]:
         """The tier is being reset: nobody's quota counts its slots any more. Returns who held there."""
         gone = [record for record in self.live.values() if record.tier is tier]
-        for record in gone:
-            self.forget(record)
-            self.cleared[record.hint_id] = record
-        self.tenants = {key: used for key, used in self.tenants.items() if key[1] is not tier}
+        self.forget(gone)
+        self.cleared.update((record.hint_id, record) for record in gone)
+        self.quotas.clear(tier)
         return gone
 
     # What is waited for.
@@ -269,13 +275,20 @@ class HintTable:
         """
         yield from (record for record in self.cleared.values() if record.tier is Tier.GPU)
         used: list[HintRecord] = []
-        for record in self.live.values():
-            if record.tier is Tier.GPU and len(record.slots):
-                if self._last_hit(record) > record.touched:
-                    used.append(record)
-                else:
-                    yield record
-        yield from sorted(used, key=self._last_hit)
+        hits: list[IntArray] = []
+        live, gpu = iter(self.live.values()), Tier.GPU
+        while some := list(islice(live, _AT_ONCE)):
+            holders = [record for record in some if record.tier is gpu and len(record.slots)]
+            hit_at = self._last_hits(holders)
+            is_used = hit_at > np.array([record.touched for record in holders], np.int64)
+            if not np.count_nonzero(is_used):
+                yield from holders
+                continue
+            yield from compress(holders, (~is_used).tolist())
+            used.extend(compress(holders, is_used.tolist()))
+            hits.append(hit_at[is_used])
+        if used:
+            yield from map(used.__getitem__, np.concatenate(hits).argsort(kind="stable").tolist())
 
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount, in words."""
@@ -283,7 +296,8 @@ class HintTable:
         for tier, held in self.held.items():
             if not _is_count_of(held, [r for r in self if r.tier is tier]):
                 found.append(f"what hints hold in the {tier.value} tier is counted wrong")
-        for (tenant, tier), used in self.tenants.items():
+        for tenant, tier in self.quotas.keys():
+            used = self.quotas.used_by((tenant, tier))
             if not _is_count_of(used, [r for r in self.live.values() if (r.tenant, r.tier) == (tenant, tier)]):
                 found.append(f"what tenant {tenant!r} holds in the {tier.value} tier is counted wrong")
         return found
@@ -292,26 +306,21 @@ class HintTable:
         for changed in self.watchers:
             changed.add(record.hint_id)
 
-    def _batches_by_tenant(self, records: Sequence[HintRecord]) -> dict[str, list[SlotArray]]:
+    def _batches_by_tenant(self, records: Sequence[HintRecord]) -> dict[QuotaKey, list[SlotArray]]:
         """What those of these records hold that count for their tenants' quotas."""
-        batches: dict[str, list[SlotArray]] = {}
+        batches: dict[QuotaKey, list[SlotArray]] = {}
         for record in records:
             if len(record.slots) and record.hint_id not in self.cleared:
-                if record.tenant in batches:
-                    batches[record.tenant].append(record.slots)
+                key = record.tenant, record.tier
+                if key in batches:
+                    batches[key].append(record.slots)
                 else:
-                    batches[record.tenant] = [record.slots]
+                    batches[key] = [record.slots]
         return batches
 
-    def _give_quota(self, key: tuple[str, Tier], slots: SlotArray, *times: SlotTimes) -> None:
-        used = self.tenants[key]
-        used.remove(slots, *times)
-        if not len(used):
-            del self.tenants[key]
-
-    def _last_hit(self, record: HintRecord) -> int:
-        """When a request last hit the tail of what is held, and so all of it."""
-        return self._hit_at.item(record.tail)
+    def _last_hits(self, records: Sequence[HintRecord]) -> IntArray:
+        """When a request last hit the tail of what each of them holds, and so all of it."""
+        return self._hit_at[np.array([record.tail for record in records], np.int64)]
 
 
 def _meet(some: SlotArray, others: SlotArray) -> bool:

@@ -162,7 +162,9 @@ class Hints:
             self._world.counters.hints_revoked[RevokeReason.RESET] += 1
 
     def work(self) -> Job:
-        """Give back what a reset has cleared, and look again at what is due: one hint a slice."""
+        """Give back what a reset has cleared, write down what was given back, and look again at what is due: one hint,
+        or one tenant, a slice.
+        """
         self._is_working = True
         return self._settle()
 
@@ -171,6 +173,8 @@ class Hints:
         while table.is_due:
             if table.cleared:
                 drop_holds(self._world, (next(iter(table.cleared.values())),))
+            elif table.quotas.is_due:
+                table.quotas.settle_some()
             else:
                 self._follow(table.due.pop(next(iter(table.due))))
             if table.is_due:
@@ -191,7 +195,7 @@ class Hints:
 
     def _refusal(self, record: HintRecord, found: _Found) -> DeclineReason | None:
         world, tier = self._world, record.tier
-        pool, used = self._usable(tier), world.hints.used_by(record.tenant, tier)
+        pool, used = self._usable(tier), world.hints.quotas.used_by((record.tenant, tier))
         quota = self.quota_blocks(tier)
         if self._count_covered(found.target) > quota:
             return DeclineReason.QUOTA

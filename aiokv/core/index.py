@@ -4,7 +4,8 @@ Duty: answer which slot holds which block, for whole batches of keys.
 
 Rules: never rehashes, grows or compacts; leaves no tombstones; a slot holds one key and a key has one slot; every match
 is verified on all 32 bytes and the group, so colliding keys, chosen ones too, cost time and never a wrong answer.
-Memory that was never used is never touched. `find`, `key_of`, `group_of` and `is_indexed` change nothing.
+Memory that was never used is never touched. `find`, `holds`, `find_indexed`, `key_of`, `group_of` and `is_indexed`
+change nothing.
 
 State: a bucket has four ways; it is one `uint64` of four 16-bit tags (0 = empty), with four slots beside it. A key has
 four buckets, one from the low bits of each word of its digest, after mixing in a constant of the group; its tag in the
@@ -138,7 +139,7 @@ class SlotIndex:
         return self._owner.take(slots) - np.int16(1)
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
-        """Which of `slots` hold `keys[i]` of `group`: less than half the price of `find`, where the slots are known."""
+        """Which of `slots` hold `keys[i]` of `group`: a fraction of the price of `find`, where the slots are known."""
         same = np.equal(self._digests.take(slots, axis=0), keys)
         is_held: BoolArray = same.view(np.uint32)[:, 0] == _BYTE_SUM
         is_held &= np.equal(self._owner.take(slots), group + 1)

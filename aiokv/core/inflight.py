@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 
 from aiokv.core.block_names import BlockNames, HashedBlocks
+from aiokv.core.block_table import BlockTable
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slot_memory import zeros
@@ -31,7 +32,7 @@ from aiokv.errors import InvalidTransition, UsageError
 from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray, Tier
 from aiokv.model.plan import Outcome
 
-__all__ = ["NOBODY", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
+__all__ = ["NOBODY", "Follower", "InflightTable", "SourceUse", "Transfer", "TransferEvent", "TransferState"]
 
 NOBODY: Final = 0
 """The owner of a transfer that no lease asked for; lease ids start at 1."""
@@ -79,6 +80,15 @@ class SourceUse(KeyEnum):
     COLD = "next to be evicted"
 
 
+class Follower(NamedTuple):
+    """A lease that joined a load before its targets had names: which of its positions get those, by their sources."""
+
+    lease_id: int
+    table: BlockTable
+    positions: IntArray
+    sources: SlotArray
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Transfer:
     """One batch of copies of one group: `names` says what each copy brings, the head of a prefix before its tail."""
@@ -95,6 +105,8 @@ class Transfer:
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
+    followers: list[Follower] = field(default_factory=list)
+    """Empty once the targets are named."""
     reports: dict[int, Outcome] = field(default_factory=dict)
     """By rank, how its part of the copies ended."""
     corrupt: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -272,6 +284,8 @@ class InflightTable:
     def leave(self, transfer: Transfer, lease_id: int) -> None:
         """A lease does not want it any more. Idempotent; the copy goes on."""
         transfer.waiters.discard(lease_id)
+        if transfer.followers:
+            transfer.followers = [follower for follower in transfer.followers if follower.lease_id != lease_id]
         self._tell(transfer)
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:

@@ -46,6 +46,11 @@ __all__ = ["Loads"]
 _BESIDE_A_PLAN: Final = 4
 """The part of a slice that is named in one hold with a plan, which may take most of a slice itself: a quarter."""
 
+_NOTICE_COST: Final = 8
+"""Telling one lease how its load ended takes as long as so many blocks of a slice do."""
+_POSITIONS_PER_COST: Final = 64
+"""So many blocks of a failed load take, for each lease that waited for it, as long as one block of a slice."""
+
 
 @final
 class Loads:
@@ -75,10 +80,22 @@ class Loads:
         if outcome is not Outcome.OK:
             world.inflight.hide(transfer)
         yield from world.ending(transfer, outcome)
-        for lease_id in sorted(transfer.waiters):
-            self._notify(world.leases.find(lease_id), transfer, outcome=outcome)
+        yield from self._notifying(transfer, outcome)
+        world.inflight.remove(transfer)
         if self._failed or self._replans:
             yield from self._replanning()
+
+    def _notifying(self, transfer: Transfer, outcome: Outcome) -> Job:
+        """Tell who waits for a load how it ended, oldest first and half a slice at a time: in the first hold copies
+        end as well, in the last one a lease is planned again. Who has left meanwhile is passed over.
+        """
+        cost = _NOTICE_COST + (len(transfer) // _POSITIONS_PER_COST if outcome is not Outcome.OK else 0)
+        at_once = max(self._world.slice_blocks // (2 * cost), 1)
+        for count, lease_id in enumerate(sorted(transfer.waiters)):
+            if count and count % at_once == 0:
+                yield
+            if lease_id in transfer.waiters:
+                self._notify(self._world.leases.find(lease_id), transfer, outcome=outcome)
 
     def retry_replans(self) -> None:
         """Plan waiting leases again, oldest first, one a slice."""

@@ -27,7 +27,10 @@ __all__ = ["Residency", "candidate_lengths", "find_residency", "longest_valid"]
 
 
 class Residency(NamedTuple):
-    """The answer to one lookup: the usable prefix in tokens and, per group, where its blocks are."""
+    """The answer to one lookup: the usable prefix in tokens and, per group, where its blocks are.
+
+    A group tells of no more blocks than were probed: those that the prefix needs, at least.
+    """
 
     length: int
     groups: Sequence[GroupResidency]

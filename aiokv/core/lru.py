@@ -48,6 +48,7 @@ _FIRST: Final = 1 << 48
 _STEPS_PER_ENTRY: Final = 4
 _SPARE_STEPS: Final = 64
 _MIN_SCAN: Final = 64
+"""Entries of the first scan for a few slots; each other is twice as long, so that many dead ones take few scans."""
 
 
 @final
@@ -157,8 +158,10 @@ class EvictionQueue:
         Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
         """
         taken: list[IntArray] = []
+        length = max(n, _MIN_SCAN)
         while n > 0 and scan_limit > 0 and self.count:
-            start, size = self._next_scan(max(n, _MIN_SCAN), scan_limit)
+            start, size = self._next_scan(length, scan_limit)
+            length *= 2
             if not size:
                 break  # the count is wrong, which an audit reports: never a loop without end
             entries = self._entries(start, size).astype(np.int64)
@@ -180,17 +183,18 @@ class EvictionQueue:
     def peek(self, n: int, scan_limit: int) -> IntArray:
         """What `pop` would take; changes nothing."""
         taken: list[IntArray] = []
-        position = self._head
+        position, length = self._head, max(n, _MIN_SCAN)
         while n > 0 and scan_limit > 0 and position < self._tail:
             if self._passing and self._packed <= position < self._reader:
                 position = self._reader
                 continue
             stop = self._packed if self._passing and position < self._packed else self._tail
-            size = min(max(n, _MIN_SCAN), scan_limit, stop - position, self._size - position % self._size)
+            size = min(length, scan_limit, stop - position, self._size - position % self._size)
             slots = self._entries(position, size)[self._live_between(position, size)][:n].astype(np.int64)
             n -= len(slots)
             scan_limit -= size
             position += size
+            length *= 2
             taken.append(slots)
         return np.concatenate(taken) if taken else np.empty(0, np.int64)
 

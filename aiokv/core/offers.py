@@ -35,8 +35,9 @@ from aiokv.model.plan import DeclineReason
 __all__ = ["Choice", "Offer", "Offers"]
 
 _FEW_GONE: Final = 512
+"""Where so many copies have gone, holes among them are looked for with the next offer."""
 _SMALL_PART: Final = 64
-"""Of the CPU tier: so much of it may have gone before holes are looked for."""
+"""In a small CPU tier it is so many times less than its slots."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

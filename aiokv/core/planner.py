@@ -99,22 +99,23 @@ def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
 def _plan(
     geometry: CacheGeometry, request: AcquireRequest, *, residency: Residency, inflight: InflightTable
 ) -> AcquirePlan:
-    length = residency.length
-    covered = [covered_range(geometry, index, length) for index in range(len(residency.groups))]
-    groups = [
-        _plan_group(geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=span)
-        for index, (found, span) in enumerate(zip(residency.groups, covered, strict=True))
-    ]
+    length, claims = residency.length, 0
+    covered: list[range] = []
+    groups: list[GroupPlan] = []
+    for index, found in enumerate(residency.groups):
+        span = covered_range(geometry, index, length)
+        group = _plan_group(
+            geometry, request, index=index, residency=found, length=length, inflight=inflight, covered=span
+        )
+        claims += len(group.load_positions) + group.claim_stop - group.claim_start + group.state_claims
+        covered.append(span)
+        groups.append(group)
     loads = [group.is_loaded for group in groups]
-    sources = find_sources(geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered)
-    return AcquirePlan(
-        length=length,
-        groups=groups,
-        hit=sources.hit,
-        switches=sources.switches,
-        claims=sum(map(_count_claims, groups)),
-        hit_slots=_concatenated([group.hit_slots for group in groups]),
+    hit, switches = find_sources(
+        geometry, num_tokens=request.prompt_tokens, length=length, loads=loads, covered=covered
     )
+    hit_slots = _concatenated([group.hit_slots for group in groups])
+    return AcquirePlan(length, groups, hit=hit, switches=switches, claims=claims, hit_slots=hit_slots)
 
 
 def _plan_group(
@@ -157,11 +158,6 @@ def _plan_group(
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
-
-
-def _count_claims(group: GroupPlan) -> int:
-    """GPU slots claimed: load targets, compute positions and states."""
-    return len(group.load_positions) + group.claim_stop - group.claim_start + group.state_claims
 
 
 def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:

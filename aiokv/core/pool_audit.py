@@ -25,6 +25,7 @@ from aiokv.core.slot_facts import (
     find_broken_rules,
     find_wrong_counts,
 )  # fmt: skip
+from aiokv.core.slot_memory import zeros
 from aiokv.core.watching import SlotWatch, StackWatch
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
 
@@ -61,10 +62,10 @@ class PoolAudit:
         self._pool = pool
         self._books = pool.books
         size = len(self._books)
-        self._held: NDArray[np.int32] = np.zeros(size, np.int32)
-        self._arriving: NDArray[np.int32] = np.zeros(size, np.int32)
-        self._stacked: NDArray[np.int8] = np.zeros(size, np.int8)
-        self._facts: NDArray[np.uint16] = np.zeros(size, np.uint16)
+        self._held: NDArray[np.int32] = zeros(size, np.int32)
+        self._arriving: NDArray[np.int32] = zeros(size, np.int32)
+        self._stacked: NDArray[np.int8] = zeros(size, np.int8)
+        self._facts: NDArray[np.uint16] = zeros(size, np.uint16)
         self._tally: IntArray = np.zeros(PATTERNS, np.int64)
         self._tally[0] = size
         self._stack_copy: SlotArray = np.empty(size, np.int32)

@@ -1,4 +1,4 @@
-"""What a pool takes and answers with: slots, epochs, evicted keys, named slots, counts."""
+"""What a pool takes and answers with: groups, epochs, evicted keys, named slots, counts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,8 @@ class Evicted:
 
     def by_group(self) -> Iterator[tuple[int, DigestArray]]:
         """The keys of each group that there are any of; most often all are of one."""
-        first = self.groups[:1]
-        if np.count_nonzero(self.groups == first) == len(self.groups):
-            yield from zip(first.tolist(), (self.keys,), strict=False)
+        if len(self) and np.count_nonzero(self.groups == self.groups[0]) == len(self):
+            yield int(self.groups[0]), self.keys
             return
         for group in np.unique(self.groups).tolist():
             yield group, self.keys[self.groups == group]

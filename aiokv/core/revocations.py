@@ -17,7 +17,7 @@ import numpy as np
 
 from aiokv.core.counters import RevokeReason
 from aiokv.core.hint_choice import choose_hints
-from aiokv.core.hint_table import HintEvent, HintRecord, HintState
+from aiokv.core.hint_table import HintEvent, HintRecord, HintState, advance_all
 from aiokv.core.world import World
 from aiokv.model.ids import SlotArray, Tier
 
@@ -71,8 +71,7 @@ def revoke(world: World, records: Sequence[HintRecord], *, reason: RevokeReason)
     """Take everything back from hints of one tier. Their owners may take hold again."""
     drop_holds(world, records)
     held = [record for record in records if record.state is HintState.HELD]
-    for record in held:
-        record.advance(HintEvent.REVOKE)
+    advance_all(held, HintEvent.REVOKE)
     world.counters.hints_revoked[reason] += len(held)
 
 

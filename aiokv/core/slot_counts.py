@@ -28,9 +28,9 @@ _ONE: Final = np.int32(1)
 
 
 def count_repeats(batches: Sequence[SlotArray]) -> tuple[SlotArray, SlotTimes]:
-    """Batches as one: the distinct slots, and in how many of them each is."""
+    """Batches as one: the distinct slots, ascending, and in how many of them each is."""
     if len(batches) == 1:
-        return batches[0], np.ones(len(batches[0]), np.int32)
+        return np.sort(batches[0].astype(np.int32, copy=False)), np.ones(len(batches[0]), np.int32)
     slots, times = np.unique(np.concatenate(batches), return_counts=True)
     return slots, times.astype(np.int32)
 
@@ -68,16 +68,22 @@ class HeldSlots:
         """Where in `self.slots` those of `slots` stand that are held, in their order; valid until a change."""
         return self._where[slots[self._count[slots] > 0]].astype(np.int64)
 
+    def places_of_held(self, slots: SlotArray) -> IntArray:
+        """Like `places`, for slots all of which are held."""
+        return self._where[slots].astype(np.int64)
+
     def merge(self, batches: Sequence[SlotArray]) -> tuple[SlotArray, SlotTimes]:
         """Batches of held slots as one: the distinct slots, each where it comes last, and in how many of them it is."""
         if len(batches) == 1:
             return batches[0], np.ones(len(batches[0]), np.int32)
-        slots = np.concatenate(batches)
-        at, order = self._where[slots], np.arange(len(slots))
+        slots = np.concatenate(batches, dtype=np.int64)
+        at = self.places_of_held(slots)
+        times = np.bincount(at, minlength=self._size).astype(np.int32)
+        if np.count_nonzero(times) == len(slots):
+            return slots, np.ones(len(slots), np.int32)
+        order = np.arange(len(slots))
         last = np.empty(self._size, np.int64)
         last[at] = order
-        times = np.zeros(self._size, np.int32)
-        np.add.at(times, at, _ONE)
         is_last = last[at] == order
         return slots[is_last], times[at[is_last]]
 
@@ -109,7 +115,7 @@ class SlotCounts:
     """Slots and how many holders each has.
 
     State: distinct slots, ascending, with their counts; those without a holder are cleared away once they are the
-    majority.
+    majority. Batches are sorted before they are searched for: in no order that takes up to ten times as long.
     """
 
     __slots__ = ("_counts", "_live", "_slots", "num_holders")
@@ -151,9 +157,9 @@ class SlotCounts:
             self._counts = np.insert(self._counts, where, 1)
 
     def remove(self, slots: SlotArray, times: int | SlotTimes = 1) -> None:
-        """So many holders less of each of `slots`: that many it has at least."""
+        """So many holders less of each of `slots`: that many it has at least. With `times` they are ascending."""
         self.num_holders -= len(slots) if isinstance(times, int) else int(times.sum())
-        at = np.searchsorted(self._slots, slots)
+        at = np.searchsorted(self._slots, np.sort(slots) if isinstance(times, int) else slots)
         self._counts[at] -= times
         self._live -= len(at) - int(np.count_nonzero(self._counts[at]))
         if 2 * self._live < len(self._slots):
@@ -169,8 +175,9 @@ class SlotCounts:
 
     def _counts_of(self, slots: SlotArray) -> SlotTimes:
         """Holders of those of `slots` that have an entry."""
-        at = np.searchsorted(self._slots, slots)
+        ordered = np.sort(slots.astype(np.int32, copy=False))
+        at = np.searchsorted(self._slots, ordered)
         known = at < len(self._slots)
         found = at[known]
-        counts: SlotTimes = self._counts[found[self._slots[found] == slots[known]]]
+        counts: SlotTimes = self._counts[found[self._slots[found] == ordered[known]]]
         return counts

@@ -151,6 +151,7 @@ class StoreQueue:
         for lease_id in transfer.waiters:
             if lease_id in leases:
                 leases.find(lease_id).storing.discard(transfer.transfer_id)
+        self._world.inflight.remove(transfer)
 
     def skip(self, blocks: int | np.intp, reason: DeclineReason) -> None:
         """So many blocks are not stored, for this reason."""

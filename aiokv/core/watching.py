@@ -11,6 +11,7 @@ from typing import final
 
 import numpy as np
 
+from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import BoolArray, IntArray, SlotArray
 
 __all__ = ["ChangedHolders", "SlotWatch", "StackWatch"]
@@ -23,10 +24,10 @@ ChangedHolders = set[int]
 class SlotWatch:
     """The slots of one pool that are still to be looked at: every one once, and again those that changed since."""
 
-    __slots__ = ("_changed", "_cursor", "_is_due", "changed_count")
+    __slots__ = ("_changed", "_cursor", "_is_known", "changed_count")
 
     def __init__(self, size: int) -> None:
-        self._is_due: BoolArray = np.ones(size, np.bool_)
+        self._is_known: BoolArray = zeros(size, np.bool_)  # not due: memory that nobody has touched costs nothing yet
         self._cursor = 0
         self._changed: deque[IntArray] = deque()
         self.changed_count = 0
@@ -35,13 +36,13 @@ class SlotWatch:
     @property
     def is_first_pass(self) -> bool:
         """Whether some slots have never been looked at."""
-        return self._cursor < len(self._is_due)
+        return self._cursor < len(self._is_known)
 
     def note(self, slots: SlotArray) -> None:
         """These have changed; those that are due anyway are not put down again."""
-        fresh = slots[~self._is_due.take(slots)].astype(np.int64)
+        fresh = slots[self._is_known.take(slots)].astype(np.int64)
         if len(fresh):
-            self._is_due[fresh] = True
+            self._is_known[fresh] = False
             self._changed.append(fresh)
             self.changed_count += len(fresh)
 
@@ -60,11 +61,11 @@ class SlotWatch:
 
     def take_next(self, limit: int) -> IntArray:
         """The next `limit` slots that were never looked at."""
-        start, self._cursor = self._cursor, min(self._cursor + limit, len(self._is_due))
+        start, self._cursor = self._cursor, min(self._cursor + limit, len(self._is_known))
         return self._settle(np.arange(start, self._cursor))
 
     def _settle(self, slots: IntArray) -> IntArray:
-        self._is_due[slots] = False
+        self._is_known[slots] = True
         return slots
 
 

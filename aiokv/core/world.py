@@ -32,7 +32,8 @@ from aiokv.model.spec import CacheGeometry
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
 
 SCAN_LIMIT: Final = 16_384
-"""Entries of the eviction queue looked at in one slice: stale ones cost about a nanosecond each."""
+"""Entries of the eviction queue looked at in one slice: stale ones cost 12 to 30 ns each, the more the larger the pool
+and the less in order its slots; so 0.2 to 0.5 ms at most beside the 0.3 ms of a slice of names."""
 
 _GONE_BATCHES: Final = 1024
 """Batches of CPU blocks that went, remembered for whoever stores them again; older ones are forgotten."""
@@ -234,7 +235,10 @@ class World:
             self.gone_copies.append(evicted)
 
     def ending(self, transfer: Transfer, outcome: Outcome) -> Job:
-        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first."""
+        """The copies of a transfer have ended: register what they brought, and give every pin back, tail first.
+
+        It stays in the table until whoever waits for it has been told.
+        """
         tier = transfer.direction.target_tier
         targets = transfer.bound_targets
         for stop in range(len(transfer), 0, -self.slice_blocks):
@@ -246,7 +250,6 @@ class World:
             self.end_copies(transfer, start=start, stop=stop)
             if start:
                 yield
-        self.inflight.remove(transfer)
 
     def end_copies(self, transfer: Transfer, *, start: int, stop: int) -> None:
         """Copies `[start, stop)`, the last open ones, are over: only here a transfer's pins go back (law 4)."""

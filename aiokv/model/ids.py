@@ -33,7 +33,7 @@ DIGEST_WORDS: Final = 4
 SlotArray = NDArray[np.int32] | NDArray[np.int64]
 """Slots, shape `[n]`. The core uses `int64`, which saves numpy a conversion at each gather and scatter."""
 TableArray = NDArray[np.int32]
-"""Slots as a block table holds them, shape `[n]`."""
+"""Slots at rest, in block tables and in what is kept per slot, shape `[n]`: half the memory."""
 IntArray = NDArray[np.int64]
 """Positions or lengths, shape `[n]`."""
 BoolArray = NDArray[np.bool_]

@@ -27,7 +27,7 @@ from aiokv.runtime.entry import Entry
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
 from aiokv.runtime.turns import name_in_slices
-from aiokv.runtime.waiting import Rank, stand_in_line
+from aiokv.runtime.waiting import Rank, refuse, resolve, stand_in_line
 
 __all__ = ["Lease"]
 
@@ -108,12 +108,22 @@ class Lease:
 
     # Blocks.
 
+    @property
+    def is_named(self) -> bool:
+        """Whether all blocks are named, so that reading tables is short: they are some turns after `try_acquire`."""
+        self._check_open()
+        return not self._record.claims
+
     def block_table(self, group: str) -> tuple[int, ...]:
         """GPU slots of `group` by block position; 0 where it needs nothing. `ConfigError` for an unknown group."""
         return tuple(self.block_ids(group).tolist())
 
     def block_ids(self, group: str, start: int = 0) -> NDArray[np.int32]:
-        """The table of `group` from block position `start` on: int32, a copy of the caller's own."""
+        """The table of `group` from block position `start` on: int32, a copy of the caller's own.
+
+        Names what has no name yet, all in one hold: of 8,192 blocks up to 2 ms right after `try_acquire`, several times
+        that where memory is used for the first time. `await ready()`, or poll `is_named`, and it is short.
+        """
         index = self._group_index(group)
         check_whole("start", start)
         table = self._offloader.core.block_ids(self._record, group=index, start=start)
@@ -217,8 +227,8 @@ class Lease:
 
         deadline = self._deadline(timeout)
         future: asyncio.Future[int] = self._offloader.loop.create_future()
-        refuse = partial(_refuse, future, request_id=self.request_id)
-        self._offloader.when_closed(self._record, refuse)
+        gone = partial(refuse, future, request_id=self.request_id)
+        self._offloader.when_closed(self._record, gone)
         try:
             return await stand_in_line(
                 self._offloader.queue,
@@ -230,7 +240,7 @@ class Lease:
                 on_leave=self._offloader.serve_soon,
             )
         finally:
-            self._offloader.forget(self._record, refuse)
+            self._offloader.forget(self._record, gone)
 
     def wait_on(self, stream: object) -> None:
         """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""
@@ -250,12 +260,12 @@ class Lease:
         """
         if self.state not in (LeaseState.READY, LeaseState.RELEASED):
             future: asyncio.Future[None] = self._offloader.loop.create_future()
-            resolve = partial(_resolve, future)
-            self._offloader.when_settled(self._record, resolve)
+            settled = partial(resolve, future)
+            self._offloader.when_settled(self._record, settled)
             try:
                 await deadline.wait(future)
             finally:
-                self._offloader.forget(self._record, resolve)
+                self._offloader.forget(self._record, settled)
         self._check_open()
         await name_in_slices(self._offloader, self._record)
         self._check_open()
@@ -335,13 +345,3 @@ class Lease:
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Lease], Any], *, lease: Lease) -> None:
     loop.call_soon(callback, lease)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _refuse(future: asyncio.Future[int], *, request_id: str) -> None:
-    if not future.done():
-        future.set_exception(LeaseReleased(request_id))

@@ -157,8 +157,8 @@ class KVRuntime:
     ) -> Lease | Deferred:
         """For schedulers that poll: a lease whose loads are running, or `Deferred` and nothing has changed.
 
-        Hashes raw tokens in one go: pass keys from `prepare_keys` to keep the loop free. Worth another try when
-        `capacity_generation` has changed.
+        Hashes raw tokens in one go: pass keys from `prepare_keys` to keep the loop free. Its blocks are named in the
+        next turns, `is_named` tells when. Worth another try when `capacity_generation` has changed.
         """
         offloader = self._entered()
         offloader.enter_for_intake()

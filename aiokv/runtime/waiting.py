@@ -15,10 +15,11 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, TypeVar, final
 
+from aiokv.errors import LeaseReleased
 from aiokv.model.plan import Deferred
 from aiokv.runtime.deadline import Deadline
 
-__all__ = ["Rank", "WaitQueue", "Waiter", "stand_in_line"]
+__all__ = ["Rank", "WaitQueue", "Waiter", "refuse", "resolve", "stand_in_line"]
 
 T = TypeVar("T")
 
@@ -145,3 +146,15 @@ async def stand_in_line(
         queue.note_gone()
         on_leave()
         raise
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """What it waits for has come, unless it waits no more."""
+    if not future.done():
+        future.set_result(None)
+
+
+def refuse(future: asyncio.Future[int], *, request_id: str) -> None:
+    """The lease of whoever waits is gone, unless it waits no more."""
+    if not future.done():
+        future.set_exception(LeaseReleased(request_id))

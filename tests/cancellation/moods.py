@@ -14,7 +14,7 @@ import anyio
 
 from aiokv import AcquireTimeout
 
-__all__ = ["Moods", "OwnError", "assert_enough", "in_turns", "within_turns"]
+__all__ = ["Moods", "OwnError", "assert_enough", "find_lacking", "in_turns", "within_turns"]
 
 T = TypeVar("T")
 
@@ -25,9 +25,14 @@ class OwnError(Exception):
     """What a request's body fails with on purpose."""
 
 
+def find_lacking(seen: Counter[str], least: dict[str, int]) -> dict[str, int]:
+    """What was tried less than `least` often, and how often."""
+    return {what: seen[what] for what in least if seen[what] < least[what]}
+
+
 def assert_enough(seen: Counter[str], least: dict[str, int]) -> None:
     """A storm that tried less than this has shown nothing."""
-    assert not {what: seen[what] for what in least if seen[what] < least[what]}, seen
+    assert not find_lacking(seen, least), seen
 
 
 @final

@@ -37,7 +37,7 @@ from aiokv.backends.base import EventStatus
 from aiokv.backends.host import HostBackend, HostEvent, HostFaults
 from aiokv.testing import FakeBackend
 from tests.cancellation.lives import Engine, Life
-from tests.cancellation.moods import Moods, assert_enough
+from tests.cancellation.moods import Moods, assert_enough, find_lacking
 from tests.runtime.support import BLOCK, GEOMETRY, HYBRID, assert_nothing_held, turns
 
 REQUESTS: Final = 300
@@ -284,8 +284,13 @@ async def test_every_token_of_a_life_reads_what_was_computed_for_its_prefix(
     engine = Bytes(geometry, gpu_blocks=gpu_blocks)
     settings = {"gpu_blocks": gpu_blocks, "cpu_blocks": 240, "store_policy": policy, "arenas": engine.arenas}
     async with opened(TornCopies(engine, faults=faults), geometry=geometry, **settings) as kv:
-        storm = Storm(kv, engine, seed=7, within=20)
-        await asyncio.wait_for(storm.blow(), 50.0)
-        await kv.drain()
-        assert_nothing_held(kv)
-        assert_enough(storm.seen, ENOUGH)
+        seen: Counter[str] = Counter()
+        for seed in range(7, 12):  # real copies take real time: on a busy machine one storm may try little of something
+            storm = Storm(kv, engine, seed=seed, within=20)
+            await asyncio.wait_for(storm.blow(), 50.0)
+            await kv.drain()
+            assert_nothing_held(kv)
+            seen += storm.seen
+            if not find_lacking(seen, ENOUGH):
+                break
+        assert_enough(seen, ENOUGH)

@@ -140,3 +140,22 @@ def test_a_slice_of_fewer_slots_is_shorter() -> None:
             slices += 1
         assert slices >= 2 * SMALL / slice_slots
         assert run.result == whole
+
+
+def test_the_last_slice_puts_in_order_what_the_others_have_made() -> None:
+    """Law 8: with a thousand leases it takes at most twice as long as the longest of the others."""
+    cache = CacheState(GEOMETRY, gpu_blocks=SMALL)
+    keys = BlockKeys(np.arange(BLOCK, dtype=np.int32), hash_block_size=BLOCK)
+    for _ in range(1000):
+        cache.try_acquire(AcquireRequest(request_id="request", keys=keys, prompt_tokens=BLOCK))
+    runs = []
+    for _ in range(5):
+        run = cache.audit_in_slices()
+        seconds, goes_on = [], True
+        while goes_on:
+            started = time.thread_time()
+            goes_on = run.run_slice()
+            seconds.append(time.thread_time() - started)
+        assert len(run.result.leases) == len(run.result.pins) == 1000
+        runs.append(seconds)
+    assert min(seconds[-1] for seconds in runs) <= 2 * min(max(seconds[:-1]) for seconds in runs)

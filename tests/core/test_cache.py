@@ -245,14 +245,17 @@ def test_two_requests_share_one_copy_and_each_waits_for_itself() -> None:
     h.tear_down()
 
 
-def test_a_joiner_names_the_targets_that_the_owner_has_not_named_yet() -> None:
+def test_a_joiner_names_a_slice_of_the_targets_that_the_owner_has_not_named_yet() -> None:
+    """Law 8: not all of them in its own admission."""
     h = host(slice_blocks=1)
     h.place(0, range(5), tier=CPU)
     first = h.admit(0, 21)
-    assert not h.queued, "one target of five has a name"
+    assert first.unnamed_claims == 5, "one target of five has a name"
     second = h.admit(0, 13)
-    assert loads(h) == [5]
+    assert (first.unnamed_claims, second.unnamed_claims) == (4, 1)
+    h.check()
     assert table(h, second)[:3] == table(h, first)[:3]
+    assert loads(h) == [5]
     h.release(first)
     h.check()
     h.end_all()

@@ -270,4 +270,7 @@ def test_a_stashed_key_is_found_by_itself() -> None:
         assert index.insert(np.array([20 + slot]), keys[slot : slot + 1], group=0).tolist() == [False]
         assert not index.find(keys[slot : slot + 1], 1).present.any()
     assert (len(index), index.stash_size) == (20, 4)
+    index.remove(np.array([0]))
+    assert index.insert(np.array([0]), keys[16:17], group=0).tolist() == [False], "though its buckets have room now"
+    assert len(index) == 19
     assert index.check_invariants() == []

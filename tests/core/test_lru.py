@@ -102,6 +102,17 @@ def test_a_lifted_slot_returns_to_its_place() -> None:
     assert queue.pop(8, NO_LIMIT).tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_lifting_a_slot_that_is_not_queued_lifts_none() -> None:
+    queue = EvictionQueue(8)
+    queue.push(array([0, 1, 2]))
+    assert queue.try_lift(array([1]))
+    for away in (1, 5):
+        assert not queue.try_lift(array([0, away, 2]))
+        assert queue.peek(8, NO_LIMIT).tolist() == [0, 2]
+        assert len(queue) == 2
+    assert queue.check_invariants() == []
+
+
 def test_a_lifted_slot_returns_to_the_cold_end_behind_which_eviction_has_gone() -> None:
     queue = EvictionQueue(8)
     queue.push(array([0, 1, 2, 3]))

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from aiokv import Tier
+from aiokv import Lease, Tier
 from aiokv.core.slices import SLICE_BLOCKS
+from aiokv.errors import LeaseReleased
 from aiokv.model.tokens import TokenIds
 from tests.runtime.support import BLOCK, opened
 
@@ -60,6 +61,23 @@ async def test_readiness_after_admission_names_what_is_left_and_reading_before_d
         lease = await case.kv.admit("read at once", TOKENS)
         assert len(set(lease.block_table("full"))) == BLOCKS
         lease.release()
+
+
+async def test_a_poller_is_told_when_its_slots_have_names_and_reading_is_short() -> None:
+    """Law 8: it need not name a long prompt in one hold."""
+    async with opened(gpu_blocks=ROOM, cpu_blocks=ROOM + 1) as case:
+        lease = case.kv.try_acquire("polls", await case.kv.prepare_keys(TOKENS))
+        assert isinstance(lease, Lease)
+        turns = 0
+        while not lease.is_named:
+            assert case.kv.audit().leases[0].unnamed_claims == BLOCKS - (1 + turns) * SLICE_BLOCKS
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns == BLOCKS // SLICE_BLOCKS - 1
+        assert len(set(lease.block_table("full"))) == BLOCKS
+        lease.release()
+        with pytest.raises(LeaseReleased):
+            _ = lease.is_named
 
 
 async def test_who_waits_is_not_held_up_while_the_runtime_is_quiet() -> None:

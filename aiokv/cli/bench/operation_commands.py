@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Annotated, Final
 
 import typer
 
 from aiokv.cli.bench.cases import LAYOUTS, Collector, Layout, Model, Operation
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["DEFAULT_BLOCKS", "register"]
 
@@ -68,7 +67,7 @@ def _command_of(operation: Operation) -> Callable[..., None]:
         as_json: JsonOption = False,
     ) -> None:
         from aiokv.cli.bench.operations.runner import OperationSettings, measure
-        from aiokv.cli.bench.report import conclude
+        from aiokv.cli.bench.report import answer
 
         settings = OperationSettings(
             operation=operation,
@@ -80,8 +79,6 @@ def _command_of(operation: Operation) -> Callable[..., None]:
             repeats=repeats,
             collector=gc,
         )
-        with stdout_kept_clean() if as_json else nullcontext():
-            report = measure(settings)
-        conclude(report, as_json=as_json)
+        answer(lambda: measure(settings), as_json=as_json)
 
     return command

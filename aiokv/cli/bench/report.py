@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -10,10 +11,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from aiokv.cli.output import print_error, print_json, stdout
+from aiokv.cli.output import print_error, print_json, stdout, stdout_kept_clean
 from aiokv.model.numbers import is_number
 
-__all__ = ["BenchReport", "conclude"]
+__all__ = ["BenchReport", "answer", "conclude"]
 
 _LARGE: Final = 1_000
 """From here on people need no fraction, and no exponent."""
@@ -41,6 +42,13 @@ class BenchReport:
             **({"cases": [dict(case) for case in self.cases]} if self.cases else {}),
             "complaints": list(self.complaints),
         }
+
+
+def answer(measure: Callable[[], BenchReport], *, as_json: bool) -> NoReturn:
+    """Measure, with nothing printed where programs read the report, then `conclude`."""
+    with stdout_kept_clean() if as_json else nullcontext():
+        report = measure()
+    conclude(report, as_json=as_json)
 
 
 def conclude(report: BenchReport, *, as_json: bool, table: Table | None = None) -> NoReturn:

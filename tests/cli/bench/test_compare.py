@@ -10,10 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,80 +21,13 @@ from aiokv.cli.bench.compare.pairs import FLOORS, Extent, all_pairs, floor_of, r
 from aiokv.cli.bench.compare.process import WorkerFailed, started
 from aiokv.cli.bench.compare.runner import take_turns
 from aiokv.cli.bench.compare.settings import CompareSettings
+from tests.cli.bench.fake_peer import AGES, Fake, compared, is_running
 from tests.cli.test_main import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are sessions of their own, as POSIX has them")
 
 PEER_PYTHON = os.environ.get("AIOKV_PEER_PYTHON", "")
-GREET = "say(system='fake 1', python='3')"
-AGES = 10**12
 (PAIR,) = all_pairs(operations=[Operation.STORE], models=[Model.FULL], blocks=[1024], pool_slots=2048)
-
-FAKE = """#!{python}
-import json, os, subprocess, sys, time
-def say(**values): print(json.dumps(values), flush=True)
-def note(what):
-    with open({log!r}, "a") as file: file.write(json.dumps([{name!r}, what]) + "\\n")
-child = subprocess.Popen(["sleep", "300"], stdout=subprocess.DEVNULL)
-note({{"pids": [os.getpid(), child.pid], "PYTHONPATH": os.environ.get("PYTHONPATH")}})
-{greeting}
-for line in sys.stdin:
-    question = json.loads(line)
-    note(question)
-    if "open" in question: {on_open}
-    elif "memory" in question: {on_memory}
-    else: {on_rounds}
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fake:
-    """An interpreter that speaks the protocol whatever it is told to run, and what it was asked."""
-
-    path: Path
-    log: Path
-
-    @property
-    def notes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [tuple(json.loads(line)) for line in self.log.read_text().splitlines()] if self.log.exists() else []
-
-    @property
-    def asked(self) -> list[dict[str, Any]]:
-        return [what for _, what in self.notes if "pids" not in what]
-
-    @property
-    def pids(self) -> list[int]:
-        return [pid for _, what in self.notes for pid in what.get("pids", ())]
-
-
-@pytest.fixture
-def fake(tmp_path: Path) -> Callable[..., Fake]:
-    def make(
-        *,
-        name: str = "peer",
-        greeting: str = GREET,
-        on_open: str = "say(opened=True)",
-        on_rounds: str = f"say(ns=[{AGES}] * question['rounds'])",
-        on_memory: str = "os._exit(4)",
-    ) -> Fake:
-        made = Fake(path=tmp_path / name, log=tmp_path / "log")
-        parts = {"greeting": greeting, "on_open": on_open, "on_rounds": on_rounds, "on_memory": on_memory}
-        made.path.write_text(FAKE.format(python=sys.executable, log=str(made.log), name=name, **parts))
-        made.path.chmod(0o755)
-        return made
-
-    return make
-
-
-def compared(peer: Path, *arguments: str) -> int:
-    few = ("--pool-slots", "300", "--repeats", "2", "--model", "full", "--memory-slots", "0")
-    return run("bench", "compare", "--peer-python", str(peer), *few, *arguments)
-
-
-def is_running(pid: int) -> bool:
-    """Whether it exists and is no zombie, which only whoever has inherited it can remove."""
-    seen = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return seen.stdout.strip()[:1] not in ("", "Z")
 
 
 def test_a_slow_peer_is_as_promised(fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]) -> None:

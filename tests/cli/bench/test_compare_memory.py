@@ -14,8 +14,7 @@ from aiokv import ConfigError
 from aiokv.cli.bench.compare.process import SlotCosts, WorkerFailed, started
 from aiokv.cli.bench.compare.settings import PEER_WORKER, CompareSettings
 from aiokv.cli.bench.compare.slot_memory import SlotMemory, check_memory
-from tests.cli.bench.test_compare import AGES, Fake, compared, is_running
-from tests.cli.bench.test_compare import fake as fake  # a fixture
+from tests.cli.bench.fake_peer import AGES, Fake, compared, is_running
 from tests.cli.test_main import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are sessions of their own, as POSIX has them")

@@ -10,12 +10,17 @@ import pytest
 from aiokv.backends.base import EventStatus
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.copy.runner import complaints_about
-from aiokv.cli.bench.copy.settings import Lie
+from aiokv.cli.bench.copy.settings import Adjacency
 from aiokv.cli.bench.copy.world import opened_world
 from aiokv.model.ids import Direction
 from tests.cli.test_main import run
 
-CASES = {(direction.value, lie.value, size) for direction in Direction for lie in Lie for size in (4096, 1000)}
+CASES = {
+    (direction.value, adjacency.value, size)
+    for direction in Direction
+    for adjacency in Adjacency
+    for size in (4096, 1000)
+}
 
 
 def test_each_case_is_told_and_every_byte_arrives(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,10 +56,10 @@ def test_a_copy_that_is_not_made_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
             return EventStatus.DONE
 
     with opened_world(block_bytes=4096, round_bytes=1 << 20) as world:
-        assert world.count_wrong(Direction.STORE, Lie.SCATTERED) == 0
+        assert world.count_wrong(Direction.STORE, Adjacency.SCATTERED) == 0
         monkeypatch.setattr(HostBackend, "submit", lambda _backend, _batch: Nothing())
-        assert world.count_wrong(Direction.STORE, Lie.SCATTERED) == world.blocks
-        assert world.count_wrong(Direction.LOAD, Lie.ADJACENT) == world.blocks
+        assert world.count_wrong(Direction.STORE, Adjacency.SCATTERED) == world.blocks
+        assert world.count_wrong(Direction.LOAD, Adjacency.ADJACENT) == world.blocks
 
 
 def case(block_bytes: int, **figures: float) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.bridge.settings import BridgeSettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -43,11 +42,9 @@ def _bridge(
     is no more than 1.3 times that with fewest, and nothing is polled while nothing is in flight.
     """
     from aiokv.cli.bench.bridge.runner import bridge
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = BridgeSettings(
         in_flight=tuple(in_flight), completions=completions, repeats=repeats, copy_us=copy_us, idle_ms=idle_ms
     )
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = bridge(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: bridge(settings), as_json=as_json)

@@ -11,7 +11,7 @@ from aiokv.model.ids import KeyEnum
 
 __all__ = ["FLOORS", "Extent", "Pair", "all_pairs", "floor_of", "requests_of"]
 
-LONG_BLOCKS: Final = 8_192
+_LONG_BLOCKS: Final = 8_192
 """From so many blocks on the floors are `FLOORS`."""
 _SHORT_BLOCKS: Final = 64
 """From so many blocks on ours is not slower."""
@@ -180,6 +180,6 @@ def requests_of(model: Model, *, blocks: int, pool_slots: int) -> int:
 
 def floor_of(operation: Operation, *, blocks: int) -> float | None:
     """How many times as long the peer must take; none for prompts that nothing is promised for."""
-    if blocks >= LONG_BLOCKS:
+    if blocks >= _LONG_BLOCKS:
         return FLOORS[operation]
     return 1.0 if blocks >= _SHORT_BLOCKS else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.convoy.settings import ConvoySettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -40,9 +39,7 @@ def _convoy(
     and its tokens were attributed to the CPU tier. Times are reported, not judged.
     """
     from aiokv.cli.bench.convoy.runner import convoy
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = ConvoySettings(clients=clients, tokens=tokens, rounds=rounds, block_bytes=block_bytes)
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = convoy(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: convoy(settings), as_json=as_json)

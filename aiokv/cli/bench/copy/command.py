@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.copy.settings import CopySettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -40,9 +39,7 @@ def _copy(
     byte arrived, and blocks of 64 KiB and more reach 90 % of the memcpy in their better rounds.
     """
     from aiokv.cli.bench.copy.runner import copy
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = CopySettings(block_bytes=tuple(block_bytes), round_mib=mib, repeats=repeats)
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = copy(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: copy(settings), as_json=as_json)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, CopySettings, Lie
+from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, Adjacency, CopySettings
 from aiokv.cli.bench.copy.world import ROOM, CopyWorld, Shared, Took, opened_world
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
@@ -18,7 +18,7 @@ from aiokv.model.ids import Direction
 __all__ = ["SCHEMA_VERSION", "complaints_about", "copy"]
 
 SCHEMA_VERSION: Final = 1
-_CASES: Final = tuple((direction, lie) for direction in Direction for lie in Lie)
+_CASES: Final = tuple((direction, adjacency) for direction in Direction for adjacency in Adjacency)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,13 +66,13 @@ def _measure_size(size: int, settings: CopySettings, *, step: Callable[[], None]
             step()
         moved = world.blocks * size
     return [
-        {"direction": direction.value, "slots": lie.value, "block_bytes": size}
+        {"direction": direction.value, "slots": adjacency.value, "block_bytes": size}
         | _figures(found, block_bytes=size, moved=moved)
-        for (direction, lie), found in seen.items()
+        for (direction, adjacency), found in seen.items()
     ]
 
 
-def _one_round(world: CopyWorld, case: tuple[Direction, Lie], *, found: _Seen) -> None:
+def _one_round(world: CopyWorld, case: tuple[Direction, Adjacency], *, found: _Seen) -> None:
     found.plain.append(world.plain(case[0]))
     found.copied.append(world.copy(*case))
     found.shared.append(world.shared_copy(*case))

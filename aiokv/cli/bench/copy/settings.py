@@ -8,7 +8,7 @@ from typing import Final
 from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 
-__all__ = ["BUDGET", "BUDGET_FROM_BYTES", "CopySettings", "Lie"]
+__all__ = ["BUDGET", "BUDGET_FROM_BYTES", "Adjacency", "CopySettings"]
 
 BUDGET: Final = 0.9
 """Of the speed of a plain memcpy, for blocks of at least `BUDGET_FROM_BYTES`."""
@@ -17,7 +17,7 @@ BUDGET_FROM_BYTES: Final = 64 << 10
 _SIZES: Final = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20)
 
 
-class Lie(KeyEnum):
+class Adjacency(KeyEnum):
     """How the slots of one transfer lie."""
 
     ADJACENT = "adjacent"

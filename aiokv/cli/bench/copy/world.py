@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aiokv.backends.arena import CpuArena, Layout
 from aiokv.backends.base import DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend, HostFaults, Stall
-from aiokv.cli.bench.copy.settings import Lie
+from aiokv.cli.bench.copy.settings import Adjacency
 from aiokv.model.ids import Direction, SlotArray
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -81,25 +81,25 @@ class CopyWorld:
         target[:] = source
         return Took(cpu_seconds=time.thread_time() - began_work, seconds=time.perf_counter() - began)
 
-    def copy(self, direction: Direction, lie: Lie) -> Took:
+    def copy(self, direction: Direction, adjacency: Adjacency) -> Took:
         """One transfer, from its submission until it is seen to have ended."""
-        batch = self._batch(direction, lie)
+        batch = self._batch(direction, adjacency)
         began, began_work = time.perf_counter(), _work_of_others()
         _wait_for(self._backend.submit(batch))
         return Took(cpu_seconds=_work_of_others() - began_work, seconds=time.perf_counter() - began)
 
-    def shared_copy(self, direction: Direction, lie: Lie) -> Shared:
+    def shared_copy(self, direction: Direction, adjacency: Adjacency) -> Shared:
         """The same, while this thread asks the event without a pause."""
-        batch = self._batch(direction, lie)
+        batch = self._batch(direction, adjacency)
         began = time.perf_counter()
         event = self._backend.submit(batch)
         queries = _query_until_done(event)
         seconds = time.perf_counter() - began
         return Shared(seconds=seconds, python_share=queries / seconds / self._alone)
 
-    def count_wrong(self, direction: Direction, lie: Lie) -> int:
+    def count_wrong(self, direction: Direction, adjacency: Adjacency) -> int:
         """Blocks that are not what their source was, after one transfer into spoilt targets."""
-        batch = self._batch(direction, lie)
+        batch = self._batch(direction, adjacency)
         pairs = list(zip(batch.source_blocks.tolist(), batch.target_blocks.tolist(), strict=True))
         if direction is Direction.STORE:
             for _, target in pairs:
@@ -111,9 +111,9 @@ class CopyWorld:
             return sum(not np.array_equal(self._gpu[here], self._backend.cpu_slot(there)) for here, there in pairs)
         return sum(not np.array_equal(self._backend.cpu_slot(here), self._gpu[there]) for here, there in pairs)
 
-    def _batch(self, direction: Direction, lie: Lie) -> CopyBatch:
-        gpu = self._adjacent() if lie is Lie.ADJACENT else self._anywhere()
-        cpu = self._anywhere() if lie is Lie.SCATTERED else self._adjacent()
+    def _batch(self, direction: Direction, adjacency: Adjacency) -> CopyBatch:
+        gpu = self._adjacent() if adjacency is Adjacency.ADJACENT else self._anywhere()
+        cpu = self._anywhere() if adjacency is Adjacency.SCATTERED else self._adjacent()
         source, target = (gpu, cpu) if direction is Direction.STORE else (cpu, gpu)
         return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
 

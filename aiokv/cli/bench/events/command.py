@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.events.settings import EventsSettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -35,9 +34,7 @@ def _events(
     loop.
     """
     from aiokv.cli.bench.events.runner import events
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = EventsSettings(blocks=blocks, repeats=repeats)
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = events(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: events(settings), as_json=as_json)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -27,8 +26,6 @@ def _memory(*, slots: SlotsOption = 10_000_000, as_json: JsonOption = False) -> 
     entry at most 200, and 4 more per token with events on. Pools under a million slots measure the interpreter instead.
     """
     from aiokv.cli.bench.footprint.runner import memory
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = memory(slots)
-    conclude(report, as_json=as_json)
+    answer(lambda: memory(slots), as_json=as_json)

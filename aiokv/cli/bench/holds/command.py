@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.holds.settings import HoldSettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -43,11 +42,9 @@ def _hold(
     copied. Exits 0 only if 99 % of the steps take at most 1 ms and 99.9 % at most 2 ms.
     """
     from aiokv.cli.bench.holds.runner import hold
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = HoldSettings(
         clients=clients, tokens=tokens, rounds=rounds, churn_slots=churn_slots, churn_blocks=churn_blocks
     )
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = hold(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: hold(settings), as_json=as_json)

@@ -1,8 +1,8 @@
 """The operations of the synchronous core, one by one, on a cache with full pools: what each takes, and of what.
 
 `timing.py` a round and its clock · `prompts.py` tokens and keys · `world.py` the cache · `measured.py` the prompts of a
-case, and the requests of a round ·
-`hashing.py` `lookup.py` `release.py` `copies.py` `lifecycle.py` the operations.
+case, and the requests of a round · `hashing.py` `lookup.py` `release.py` `copies.py` `lifecycle.py` the operations ·
+`runner.py` all cases of one command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiokv.cli.bench.operations.timing import Bench, Rounds, TimedOperation, Tim
 from aiokv.cli.bench.operations.world import BenchWorld
 from aiokv.errors import ConfigError
 
-__all__ = ["Bench", "BenchWorld", "Collector", "Times", "open_case"]
+__all__ = ["Bench", "BenchWorld", "Times", "open_case"]
 
 
 def open_case(case: Case, *, world: BenchWorld | None = None, collector: Collector = Collector.OFF) -> Bench:

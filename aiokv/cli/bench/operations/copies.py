@@ -104,7 +104,7 @@ class Load:
         """See `TimedOperation`."""
         cache = self._world.cache
         acquiring = batch.admit()
-        naming = batch.name()
+        naming = batch.name_claims()
         cache.run_slices()  # what the admission offered to be stored
         started = now_ns()
         submissions = cache.outbox.take_submissions()

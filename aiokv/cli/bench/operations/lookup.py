@@ -34,7 +34,7 @@ class Lookup:
     def run(self, batch: Batch) -> Times:
         """See `TimedOperation`."""
         acquiring = batch.admit()
-        return Times(counted={"acquire": acquiring, "name": batch.name()})
+        return Times(counted={"acquire": acquiring, "name": batch.name_claims()})
 
     def restore(self, prepared: Prepared[Batch]) -> None:
         """See `TimedOperation`. Loads that were not submitted are dropped: nothing moves."""

@@ -39,7 +39,7 @@ class Batch:
         self.records = [granted(answer) for answer in answers]
         return took
 
-    def name(self) -> int:
+    def name_claims(self) -> int:
         """Have every claim named, and so all loads in the outbox; the nanoseconds of the slices."""
         run_slice = self._world.cache.run_slice
         started = now_ns()

@@ -20,15 +20,13 @@ __all__ = ["Bench", "Prepared", "Rounds", "TimedOperation", "Times", "VoidRoundE
 now_ns: Final = time.thread_time_ns
 """CPU time of this thread: what others run on the same core meanwhile does not count."""
 
-
 _MOST_VOID_ROUNDS: Final = 16
 
 
 class VoidRoundError(RuntimeError):
     """Something else was timed than the case says: not all blocks were where they were to be, or went there.
 
-    It happens while an eviction queue is full of dead entries, of which one step looks at a bounded number: a store
-    finds fewer slots than there are then, and skips some blocks. The round does not count and is done again.
+    Whatever has driven a block out of a tier meanwhile may not do so again: the round does not count and is done anew.
     """
 
 

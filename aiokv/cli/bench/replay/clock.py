@@ -12,7 +12,7 @@ from aiokv.testing.passing_backend import PassingBackend
 
 __all__ = ["SideClock", "UntimedBackend"]
 
-P = TypeVar("P")
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -29,10 +29,10 @@ class SideClock:
         """Seconds, and seconds of CPU."""
         return time.perf_counter() - self._wall, time.process_time() - self._cpu
 
-    def excluded(self, function: Callable[[P], T]) -> Callable[[P], T]:
+    def excluded(self, function: Callable[[A], T]) -> Callable[[A], T]:
         """The same function, whose time does not count."""
 
-        def timed(argument: P) -> T:
+        def timed(argument: A) -> T:
             wall, cpu = self.read()
             try:
                 return function(argument)

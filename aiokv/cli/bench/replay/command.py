@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.replay.settings import ReplaySettings, TokenForm
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -58,7 +57,7 @@ def _replay(
     requests per second were served. Other figures are reported, not judged.
     """
     from aiokv.cli.bench.replay.runner import replay
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
 
     settings = ReplaySettings(
         trace=trace,
@@ -72,6 +71,4 @@ def _replay(
         slice_requests=slice_requests,
         timeout_s=timeout,
     )
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = replay(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: replay(settings), as_json=as_json)

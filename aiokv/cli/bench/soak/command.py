@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.soak.settings import Sabotage, SoakSettings, parse_groups
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
 
@@ -69,7 +68,7 @@ def _soak(  # noqa: PLR0913  # one per option
     everything in the mix has happened, and memory after the warm-up third grows by less than 2 %. Garbage collection is
     this command's: it freezes what exists when the load begins, and collects once a second.
     """
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
     from aiokv.cli.bench.soak.runner import soak
 
     if backend != "host":
@@ -88,6 +87,4 @@ def _soak(  # noqa: PLR0913  # one per option
         grace_s=grace,
         sabotage=sabotage,
     )
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = soak(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: soak(settings), as_json=as_json)

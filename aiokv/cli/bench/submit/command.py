@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Annotated
 
 import typer
 
 from aiokv.cli.bench.submit.settings import Driver, SubmitSettings
-from aiokv.cli.output import JsonOption, stdout_kept_clean
+from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
 
@@ -36,12 +35,10 @@ def _submit(
     """Hand batches of copies to the backend and time the loop's thread meanwhile, in CPU time.
 
     `adjacent` batches are one run of slots on both sides, `scattered` ones have no two neighbours. Exits 0 only if
-    every copy was made.
+    the first and the last block of every batch have arrived.
     """
-    from aiokv.cli.bench.report import conclude
+    from aiokv.cli.bench.report import answer
     from aiokv.cli.bench.submit.runner import submit
 
     settings = SubmitSettings(copies=tuple(copies), repeats=repeats, driver=backend)
-    with stdout_kept_clean() if as_json else nullcontext():
-        report = submit(settings)
-    conclude(report, as_json=as_json)
+    answer(lambda: submit(settings), as_json=as_json)

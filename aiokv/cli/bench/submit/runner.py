@@ -34,7 +34,7 @@ _COPY_BYTES: Final = 100
 _CLOSE_S: Final = 30.0
 
 
-class _Lie(KeyEnum):
+class _Adjacency(KeyEnum):
     ADJACENT = "adjacent"
     SCATTERED = "scattered"
 
@@ -48,9 +48,9 @@ def submit(settings: SubmitSettings) -> BenchReport:
     backend = HostBackend()
     backend.open(Layout(geometry=_GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
     cases = {
-        f"{direction.value}_{lie.value}_{copies}": (direction, lie, copies)
+        f"{direction.value}_{adjacency.value}_{copies}": (direction, adjacency, copies)
         for direction in Direction
-        for lie in _Lie
+        for adjacency in _Adjacency
         for copies in settings.copies
     }
     taken: dict[str, list[int]] = {name: [] for name in cases}
@@ -58,8 +58,8 @@ def submit(settings: SubmitSettings) -> BenchReport:
     try:
         with new_progress() as progress, collections_off():
             for _ in progress.track(range(settings.repeats), description="submit"):
-                for name, (direction, lie, copies) in cases.items():
-                    batch = _batch(direction, lie, copies=copies, slots=slots, random=random)
+                for name, (direction, adjacency, copies) in cases.items():
+                    batch = _batch(direction, adjacency, copies=copies, slots=slots, random=random)
                     taken[name].append(_timed(backend, batch))
                     if not _is_copied(batch, gpu=gpu, backend=backend):
                         complaints.append(f"{name}: copies are missing")
@@ -76,8 +76,8 @@ def submit(settings: SubmitSettings) -> BenchReport:
         },
         complaints=tuple(dict.fromkeys(complaints)),
         cases=tuple(
-            {"direction": direction.value, "slots": lie.value} | _figures(taken[name], copies=copies)
-            for name, (direction, lie, copies) in cases.items()
+            {"direction": direction.value, "slots": adjacency.value} | _figures(taken[name], copies=copies)
+            for name, (direction, adjacency, copies) in cases.items()
         ),
     )
 
@@ -97,23 +97,25 @@ def _wait_for(event: DeviceEvent) -> None:
         pause.wait(1e-4)
 
 
-def _batch(direction: Direction, lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -> CopyBatch:
+def _batch(
+    direction: Direction, adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.Generator
+) -> CopyBatch:
     """A new one in new arrays, as the core makes them."""
-    source, target = (_slots(lie, copies=copies, slots=slots, random=random) for _ in range(2))
+    source, target = (_slots(adjacency, copies=copies, slots=slots, random=random) for _ in range(2))
     return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
 
 
-def _slots(lie: _Lie, *, copies: int, slots: int, random: np.random.Generator) -> SlotArray:
-    if lie is _Lie.SCATTERED:
+def _slots(adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.Generator) -> SlotArray:
+    if adjacency is _Adjacency.SCATTERED:
         return (1 + random.permutation(slots - 1)[:copies]).astype(np.int64)
     first = int(random.integers(1, slots - copies + 1))
     return np.arange(first, first + copies, dtype=np.int64)
 
 
 def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
-    """Whether the last block of the batch is what its source is."""
-    sides = {Direction.LOAD: (batch.target_blocks, batch.source_blocks)}
-    engine, cpu = sides.get(batch.direction, (batch.source_blocks, batch.target_blocks))
+    """Whether the first and the last block of the batch are what their sources are."""
+    is_store = batch.direction is Direction.STORE
+    engine, cpu = (batch.source_blocks, batch.target_blocks) if is_store else (batch.target_blocks, batch.source_blocks)
     return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
 
 
