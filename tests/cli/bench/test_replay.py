@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiokv.cli.bench.replay.figures import complaints_about
-from tests.cli.bench.test_compare import is_running
+from tests.cli.bench.fake_peer import is_running
 from tests.cli.test_main import run
 
 CHUNK, BLOCK = 512, 16
