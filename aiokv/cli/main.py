@@ -86,6 +86,8 @@ def _with_remedy(error: Exception, *, commands: Sequence[EntryPoint]) -> Excepti
 def _describe(error: Exception) -> str:
     if isinstance(error, AiokvError):
         return str(error)
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory: {error}"
     return f"unexpected {type(error).__name__}: {error} (AIOKV_DEBUG=1 shows where)"
 
 

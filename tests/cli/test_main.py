@@ -137,6 +137,11 @@ def test_a_long_error_stays_on_one_line(monkeypatch: pytest.MonkeyPatch, capsys:
     assert "[bold]" in captured.err
 
 
+def test_memory_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "convoy", "--clients", str(10**12)) == 1
+    assert "there is not enough memory" in capsys.readouterr().err
+
+
 def test_debugging_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOKV_DEBUG", "1")
     with pytest.raises(Exception, match="backend must be one of"):

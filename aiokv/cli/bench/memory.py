@@ -15,8 +15,10 @@ import numpy as np
 from aiokv.cli.machine import read_machine
 from aiokv.errors import ConfigError
 
-__all__ = ["MemoryTrend", "available_memory", "require_memory", "resident_bytes"]
+__all__ = ["BYTES_PER_SLOT", "MemoryTrend", "available_memory", "require_memory", "resident_bytes"]
 
+BYTES_PER_SLOT: Final = 100
+"""About so much a slot takes in either tier, its index entry included, where no events are on."""
 _STATM: Final = "/proc/self/statm"
 _WARM_UP: Final = 1 / 3
 _LEAST_SAMPLES: Final = 3

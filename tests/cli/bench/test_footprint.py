@@ -55,3 +55,8 @@ def test_budgets_are_per_slot_and_events_may_cost_four_bytes_a_token_more() -> N
         "cpu: 9 of 10 slots are resident",
         "gpu_with_events: bytes_per_resident_slot is 264.5, over 264",
     )
+
+
+def test_pools_that_no_machine_can_hold_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "memory", "--slots", str(10**13), "--json") == 2
+    assert "are available" in capsys.readouterr().err

@@ -103,3 +103,9 @@ def test_a_prompt_that_the_churned_pool_never_holds_is_refused(capsys: pytest.Ca
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "give more --churn-slots" in captured.err
+
+
+@pytest.mark.parametrize("option", ["--clients", "--churn-slots"])
+def test_pools_that_no_machine_can_hold_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "hold", option, str(10**13), "--json") == 2
+    assert "are available" in capsys.readouterr().err

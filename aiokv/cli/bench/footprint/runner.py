@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 from aiokv.cli.bench.footprint.filling import PROMPT_BLOCKS, fill, new_cache
-from aiokv.cli.bench.memory import resident_bytes
+from aiokv.cli.bench.memory import require_memory, resident_bytes
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 from aiokv.model.ids import Tier
@@ -53,6 +53,7 @@ _POOLS: Final = (
 
 def memory(slots: int) -> BenchReport:
     """One pool after the other, each in a process of its own, with a progress bar on stderr."""
+    require_memory(slots * max(pool.resident_budget for pool in _POOLS), what=f"pools of {slots:,} slots")
     figures: dict[str, Any] = {"slots": slots}
     with new_progress() as progress:
         task = progress.add_task("memory", total=len(_POOLS))

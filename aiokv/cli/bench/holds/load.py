@@ -52,7 +52,7 @@ async def mixed(settings: HoldSettings, *, phase: Phase, step: Callable[[], None
 async def churn(settings: HoldSettings, *, phase: Phase, step: Callable[[], None]) -> None:
     """Clients ask for what nobody has seen until the pool was filled and so many blocks more have gone through it."""
     left = iter(range(settings.churn_prompts))
-    async with _runtime(settings.churn_slots + 1, cpu_blocks=settings.churn_slots * 5 // 4, phase=phase) as kv:
+    async with _runtime(settings.churn_slots + 1, cpu_blocks=settings.churn_cpu_slots, phase=phase) as kv:
 
         async def work(number: int) -> None:
             client = Client(number, kv=kv, meter=phase.meter, settings=settings, tally=phase.tally)

@@ -10,6 +10,7 @@ from aiokv.cli.bench.garbage import frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, Steps, run_metered
 from aiokv.cli.bench.holds.load import Phase, churn, mixed
 from aiokv.cli.bench.holds.settings import HoldSettings, Turn
+from aiokv.cli.bench.memory import BYTES_PER_SLOT, require_memory
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.output import new_progress
 
@@ -27,6 +28,8 @@ class _Load(Protocol):
 
 def hold(settings: HoldSettings) -> BenchReport:
     """Run both phases, each in a loop and a runtime of its own, with a progress bar on stderr."""
+    slots = settings.most_slots
+    require_memory(slots * BYTES_PER_SLOT, what=f"pools of {slots:,} slots altogether")
     loads: dict[str, tuple[_Load, int]] = {
         "mixed": (mixed, settings.clients * (1 + settings.rounds * len(Turn))),
         "churn": (churn, settings.churn_prompts),

@@ -68,6 +68,16 @@ class HoldSettings:
         return _CPU_SPARE * self.gpu_blocks
 
     @property
+    def most_slots(self) -> int:
+        """Of both tiers, in the phase with the larger pools."""
+        return max(self.gpu_blocks + self.cpu_blocks, self.churn_slots + self.churn_cpu_slots)
+
+    @property
+    def churn_cpu_slots(self) -> int:
+        """A quarter more than there are in the GPU tier."""
+        return self.churn_slots * 5 // 4
+
+    @property
     def grown_tokens(self) -> int:
         """By so many a conversation grows from one request to the next: a sixteenth, at least two blocks."""
         return max(self.tokens // 16, 2 * BLOCK)

@@ -10,7 +10,7 @@ from typing import Final
 from rich.progress import Progress
 
 from aiokv.cli.bench.cases import BLOCK, Case, Collector, Layout, Model, Operation
-from aiokv.cli.bench.memory import available_memory, require_memory, resident_bytes
+from aiokv.cli.bench.memory import BYTES_PER_SLOT, available_memory, require_memory, resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, Times, open_case
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
@@ -28,8 +28,6 @@ __all__ = [
 
 SCHEMA_VERSION: Final = 1
 _WARM_UP_ROUNDS: Final = 3
-_BYTES_PER_SLOT: Final = 100
-"""About so much a slot takes in either tier, its index entry included, where no events are on."""
 _BYTES_PER_BLOCK: Final = 4 * BLOCK * 2 + 32
 """Of a prompt that is hashed: its tokens, once more in its keys, and a hash."""
 _BYTES_PER_PROMPT: Final = 2_000
@@ -70,7 +68,7 @@ class OperationSettings:
 
 def pool_bytes(pool_slots: int) -> int:
     """What both pools take about, full."""
-    return 2 * pool_slots * _BYTES_PER_SLOT
+    return 2 * pool_slots * BYTES_PER_SLOT
 
 
 def check_memory(pool_slots: int, *, available: int) -> None:
