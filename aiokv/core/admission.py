@@ -106,8 +106,8 @@ class Admission:
         """
         world = self._world
         record.advance(LeaseEvent.RELEASE)
-        self._naming.finish_for_others(record)
         if record.claims:
+            self._naming.finish_for_others(record)
             world.unclaim_gpu(record.unnamed_claims)
             record.claims.clear()
         self.attribute(record)
