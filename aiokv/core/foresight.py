@@ -17,7 +17,7 @@ from aiokv.core.lookup import Residency
 from aiokv.core.probing import GroupResidency, Guesses, Prober, is_all
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import BoolArray, IntArray, Tier
+from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["LONG_BLOCKS", "Foresight", "find_guesses", "remember"]
@@ -35,12 +35,9 @@ def remember(world: World, keys: BlockKeys, *, residency: Residency) -> None:
     """Who was looked up in vain asks again: put down with a long prompt's keys what was found."""
     if keys.num_blocks < LONG_BLOCKS:
         return
-    guesses: dict[tuple[Tier, int], IntArray] = {}
+    guesses = _new_guesses(world, keys)
     for index in world.geometry.full_groups:
-        found, blocks = residency.groups[index], keys.num_blocks // world.geometry.hashes_per_block(index)
-        guesses |= {(tier, index): np.zeros(blocks, np.int64) for tier in Tier}
-        _fill(guesses[Tier.GPU, index], found.on_gpu, slots=found.gpu_slots)
-        _fill(guesses[Tier.CPU, index], found.on_cpu, slots=found.cpu_slots)
+        _fill(guesses, residency.groups[index], index=index, start=0)
     _put_down(world, keys, guesses=guesses)
 
 
@@ -60,16 +57,11 @@ class Foresight:
         """
         if keys.num_blocks < LONG_BLOCKS:
             return
-        geometry = self._world.geometry
-        guesses: dict[tuple[Tier, int], IntArray] = {}
-        for index in geometry.full_groups:
-            blocks = keys.num_blocks // geometry.hashes_per_block(index)
-            guesses |= {(tier, index): np.zeros(blocks, np.int64) for tier in Tier}
-            for start in range(0, blocks, self._world.slice_blocks):
+        guesses = _new_guesses(self._world, keys)
+        for index in self._world.geometry.full_groups:
+            for start in range(0, len(guesses[Tier.GPU, index]), self._world.slice_blocks):
                 found = self._probe(keys, index, start)
-                stop = start + len(found.present)
-                _fill(guesses[Tier.GPU, index][start:stop], found.on_gpu, slots=found.gpu_slots)
-                _fill(guesses[Tier.CPU, index][start:stop], found.on_cpu, slots=found.cpu_slots)
+                _fill(guesses, found, index=index, start=start)
                 if not is_all(found.present):
                     break
                 yield
@@ -82,9 +74,18 @@ class Foresight:
         return prober.probe_slice(index, start, min(start + world.slice_blocks, blocks))
 
 
-def _fill(guess: IntArray, is_there: BoolArray, *, slots: IntArray) -> None:
-    """Put down the slots of the leading blocks that are there; the others are guessed to lie anywhere."""
-    np.copyto(guess[: len(slots)], slots, where=is_there)
+def _new_guesses(world: World, keys: BlockKeys) -> Guesses:
+    """For each block of the full groups, in each tier: it may lie anywhere."""
+    geometry = world.geometry
+    blocks = {index: keys.num_blocks // geometry.hashes_per_block(index) for index in geometry.full_groups}
+    return {(tier, index): np.zeros(count, np.int64) for index, count in blocks.items() for tier in Tier}
+
+
+def _fill(guesses: Guesses, found: GroupResidency, *, index: int, start: int) -> None:
+    """Put down where the blocks of group `index` from `start` on are, as far as they were looked for and are there."""
+    stop = start + len(found.present)
+    np.copyto(guesses[Tier.GPU, index][start:stop], found.gpu_slots, where=found.on_gpu)
+    np.copyto(guesses[Tier.CPU, index][start:stop], found.cpu_slots, where=found.on_cpu)
 
 
 def _put_down(world: World, keys: BlockKeys, *, guesses: Guesses) -> None:
