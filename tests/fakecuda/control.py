@@ -81,7 +81,9 @@ class FakeDriver:
     def reset(self) -> None:
         """As if just loaded; handles and pointers from before are refused. Not while anything is pending."""
         if pending := self._call("reset"):
-            raise RuntimeError(f"{pending} operations are pending or running: drain the driver, or reset its error, first")
+            raise RuntimeError(
+                f"{pending} operations are pending or running: drain the driver, or reset its error, first"
+            )
 
     # What there is
 
@@ -136,7 +138,7 @@ class FakeDriver:
             self._check(self._call("hold_stream", int(stream), 0))
 
     def step(self, stream: SupportsInt, n: int = 1) -> int:
-        """Runs the next `n` copies, kernels and host functions of a stream now, held or not, and what follows of itself.
+        """Runs the next `n` copies, kernels and host functions of a stream now, held or not, and what that sets free.
 
         Fewer where the stream is empty or must wait for another: the answer says how many.
         """
