@@ -155,6 +155,18 @@ def test_the_legacy_stream_and_blocking_streams_wait_for_each_other(cu: ModuleTy
     assert read.result() == [bytes([1] * 8 + [0] * 8)], "the other one does not"
 
 
+def test_a_blocking_stream_comes_after_the_legacy_stream(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    device, blocking, free = device_memory(cu, 64), new_stream(cu, flags=0), new_stream(cu, flags=1)
+    fake_driver.hold(0)
+    succeed(cu.cuMemsetD8Async(device, 1, 8, 0))
+    after = fake_driver.launch(blocking, Kernel().read(device, num_bytes=8))
+    beside = fake_driver.launch(free, Kernel().read(device, num_bytes=8))
+    fake_driver.settle()
+    assert (after.result(), beside.result()) == (None, [bytes(8)])
+    assert fake_driver.step(0) == 1
+    assert after.result() == [bytes([1]) * 8]
+
+
 def test_elapsed_time_is_told_once_both_are_done(cu: ModuleType, fake_driver: FakeDriver) -> None:
     fake_driver.use_virtual_time()
     fake_driver.set_timing(latency_us=1500)
