@@ -320,7 +320,8 @@ class RecordingIndex:
     def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
         """All that are there may have come since any moment, and so may some of those that are not."""
         is_there = np.isin(keys[:, 0], [int.from_bytes(digest[:8], "little") for _, digest in self._slots])
-        return is_there | (keys[:, 0] % np.uint64(2 + since) == 0)
+        answer: BoolArray = is_there | (keys[:, 0] % np.uint64(2 + since) == 0)
+        return answer
 
 
 def loaded_blocks(case: Case, index: int, *, length: int) -> BoolArray:
