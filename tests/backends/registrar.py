@@ -28,6 +28,7 @@ class RecordingRegistrar:
         self._fail_unregister = fail_unregister
         self._gate = threading.Semaphore(0) if gated else None
         self.entered = threading.Semaphore(0)
+        self.begun = 0
         self.registered: dict[int, int] = {}
         self.calls: list[tuple[str, int, int]] = []
         self.threads: set[str] = set()
@@ -39,6 +40,7 @@ class RecordingRegistrar:
         self.threads.add(threading.current_thread().name)
         if sys.platform == "linux":
             self.cpus.append(os.sched_getaffinity(0))
+        self.begun += 1
         self.entered.release()
         if self._gate is not None:
             assert self._gate.acquire(timeout=GUARD_S), "nobody let this registration through"
