@@ -117,7 +117,7 @@ class Admission:
         record.waiting.clear()
         if len(record.leaving):
             world.unpin_gpu(record.take_leaving())
-        world.unpin_gpu(record.held_slots())
+        world.let_go_gpu(record.held_slots())
         world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)
         world.counters.leases_closed[how] += 1

@@ -90,6 +90,10 @@ class BlockTable:
         slots = self._slots[: self._length].astype(np.int64)
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
 
+    def copy_to(self, row: SlotArray) -> None:
+        """Write what all its positions hold into `row`, which is as long."""
+        row[:] = self._slots[: self._length]
+
     def _tell(self) -> None:
         for changed in self._watchers:
             changed.add(self._owner)

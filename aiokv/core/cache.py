@@ -297,10 +297,12 @@ class CacheState:
 
     def retry_replans(self) -> None:
         """Capacity has changed: plan leases again that wait for it after a failed load."""
+        self._world.gpu.settle()
         self._loads.retry_replans()
 
     def run_slice(self) -> bool:
         """Run one slice of pending work; True while some is left."""
+        self._world.gpu.settle()
         for worker in (self.hints, self._stores):
             if worker.is_due:
                 self._world.slices.append(worker.work())
@@ -340,5 +342,8 @@ class CacheState:
 
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
-        pools = {tier: self._world.pool(tier) for tier in Tier}
-        return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
+        return {tier: pool.counts() for tier, pool in self._world.pools().items()}
+
+    def peek_pools(self) -> dict[Tier, PoolCounts]:
+        """The same from any thread; what the last release gave back may still count as reserved."""
+        return {tier: pool.peek_counts() for tier, pool in self._world.pools().items()}

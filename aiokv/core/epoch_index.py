@@ -88,6 +88,10 @@ class EpochIndex:
         """Where among `slots` those stand that hold a key, stale or not."""
         return self._index.find_indexed(slots)
 
+    def find_keyless(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` the others stand."""
+        return self._index.find_keyless(slots)
+
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key, stale or not."""
         return self._index.indexed_between(start, stop)

@@ -122,6 +122,10 @@ class SlotIndex:
         """Where among `slots` those stand that hold a key."""
         return self._owner[slots].nonzero()[0]
 
+    def find_keyless(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` the others stand."""
+        return np.equal(self._owner[slots], _NOBODY).nonzero()[0]
+
     def are_indexed(self, slots: SlotArray) -> bool:
         """Whether all `slots` hold a key."""
         return int(np.count_nonzero(self._owner.take(slots))) == len(slots)

@@ -24,7 +24,7 @@ from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
-from aiokv.model.ids import BoolArray, IntArray, KeyEnum, SlotArray
+from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit, Outcome
 
@@ -270,6 +270,8 @@ class LeaseRecord:
         """Every GPU slot in the tables, each pinned, in eviction order: the tail of the prefix first."""
         if len(self.tables) == 1 and not self.state_slots:
             return self.tables[0].held_slots()[::-1]
+        if not self.state_slots and self.block_sizes.count(self.block_sizes[0]) == len(self.tables):
+            return self._held_slots_of_equals()
         parts: list[IntArray] = []
         ends: list[IntArray] = []
         for index, table in enumerate(self.tables):
@@ -280,6 +282,14 @@ class LeaseRecord:
             parts.append(table.held_slots())
             ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
         return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
+
+    def _held_slots_of_equals(self) -> IntArray:
+        """The same where one position is as long in all tables: they are read side by side, and nothing is sorted."""
+        side_by_side = np.zeros((max(map(len, self.tables)), len(self.tables)), np.int64)
+        for index, table in enumerate(self.tables):
+            table.copy_to(side_by_side[: len(table), index])
+        slots = side_by_side[::-1].ravel()
+        return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
 
 
 @final
