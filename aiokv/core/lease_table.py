@@ -164,7 +164,8 @@ class LeaseRecord:
         watchers: Sequence[ChangedHolders] = (),
     ) -> None:
         self.lease_id = lease_id
-        self.block_sizes = [group.block_size for group in groups]
+        sizes, positions, states, capacity_tokens, loaded = zip(*groups, strict=True)  # shorter than five passes
+        self.block_sizes: list[int] = list(sizes)
         self.request = request
         self.keys = request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
@@ -173,13 +174,14 @@ class LeaseRecord:
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
-        self.tables = [BlockTable(group.positions, owner=lease_id, watchers=watchers) for group in groups]
-        sizes = [(index, group.states) for index, group in enumerate(groups) if group.states]
-        self.state_slots = {index: BlockTable(size, owner=lease_id, watchers=watchers) for index, size in sizes}
+        self.tables = [BlockTable(blocks, owner=lease_id, watchers=watchers) for blocks in positions]
+        self.state_slots: dict[int, BlockTable] = {}
+        if any(states):
+            self.state_slots = _state_tables(states, owner=lease_id, watchers=watchers)
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
-        self.capacity_tokens = [group.capacity_tokens for group in groups]
-        self.loaded = [group.is_loaded for group in groups]
+        self.capacity_tokens: list[int] = list(capacity_tokens)
+        self.loaded: list[BoolArray] = list(loaded)
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
         self.hit = self.delivered = hit
         self.attributed = False
@@ -198,7 +200,7 @@ class LeaseRecord:
         self.after: object = None
         """The fence after the kernels that wrote what was confirmed last."""
         self.confirmed = self.publish_limit = length
-        self.registered = [length // group.block_size for group in groups]
+        self.registered = [length // size for size in self.block_sizes]
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
@@ -290,6 +292,14 @@ class LeaseRecord:
             table.copy_to(side_by_side[: len(table), index])
         slots = side_by_side[::-1].ravel()
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
+
+
+def _state_tables(
+    states: Sequence[int], *, owner: int, watchers: Sequence[ChangedHolders]
+) -> dict[int, BlockTable]:
+    """One for each group that has states."""
+    sizes = [(index, size) for index, size in enumerate(states) if size]
+    return {index: BlockTable(size, owner=owner, watchers=watchers) for index, size in sizes}
 
 
 @final

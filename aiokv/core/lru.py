@@ -131,7 +131,7 @@ class EvictionQueue:
             return
         while scan_limit > 0:
             self._skip_gap()
-            if self._seat.item(self._ring.item(self._head % self._size)) == self._head:
+            if self._is_head_live():
                 return
             start, size = self._next_scan(scan_limit, scan_limit)
             live = self._live_between(start, size)
@@ -157,6 +157,8 @@ class EvictionQueue:
 
         Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
         """
+        if n == 1 and scan_limit > 0 and self.count and self._is_head_live():
+            return self._pop_head()
         taken: list[IntArray] = []
         length = max(n, _MIN_SCAN)
         while n > 0 and scan_limit > 0 and self.count:
@@ -219,6 +221,19 @@ class EvictionQueue:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
 
+    def _is_head_live(self) -> bool:
+        """Whether the first entry is that of a queued slot; within the gap of a pass none is."""
+        return self._seat.item(self._ring.item(self._head % self._size)) == self._head
+
+    def _pop_head(self) -> IntArray:
+        """Take the one slot that the first entry, a live one, stands for: without arrays, as a request needs it that
+        goes on by one block."""
+        slot = self._ring.item(self._head % self._size)
+        self._seat[slot] = 0
+        self._head += 1
+        self.count -= 1
+        return np.array((slot,))
+
     def _push_coldest(self, slots: IntArray) -> None:
         """Queue `slots` at the cold end, for which there is room; the first of them is evicted first of all."""
         self._head -= len(slots)
@@ -230,7 +245,7 @@ class EvictionQueue:
         if self.count == self.used:
             self._passing = False  # no dead entry, so no gap either
             return
-        if self._passing or self._seat.item(self._ring.item(self._head % self._size)) != self._head:
+        if self._passing or not self._is_head_live():
             self.trim(m + _SPARE_STEPS)
         if self._passing or self.used + m > 2 * self._capacity:
             self._compact(m)

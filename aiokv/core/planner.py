@@ -131,10 +131,14 @@ def _plan_group(
     block = geometry.effective_block_size(index)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
     hits = on_gpu.nonzero()[0]
-    hits += covered.start
+    if covered.start:
+        hits += covered.start
     is_loaded = np.zeros(covered.stop, np.bool_)
     loads = load_sources = joins = join_sources = _NOTHING
-    if len(hits) < len(on_gpu):
+    if len(hits) == len(on_gpu):
+        hit_slots = residency.gpu_slots[covered.start : covered.stop]
+    else:
+        hit_slots = residency.gpu_slots[hits]
         misses = (~on_gpu).nonzero()[0]
         misses += covered.start
         is_loaded[misses] = True
@@ -146,13 +150,13 @@ def _plan_group(
     capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
-        hit_positions=hits,
-        hit_slots=residency.gpu_slots[hits],
-        load_positions=loads,
-        load_sources=load_sources,
-        join_positions=joins,
-        join_sources=join_sources,
-        is_loaded=is_loaded,
+        hits,
+        hit_slots,
+        loads,
+        load_sources,
+        joins,
+        join_sources,
+        is_loaded,
         claim_start=covered.stop,
         claim_stop=covered.stop if recurrent else max(-(-capacity // block), covered.stop),
         state_claims=STATE_CLAIMS if recurrent else 0,

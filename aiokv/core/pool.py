@@ -27,7 +27,7 @@ unpin takes the old key off. No call reports the keys of stale slots as evicted:
 
 from __future__ import annotations
 
-from typing import final
+from typing import Final, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ from aiokv.errors import ForeignBlock, UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 
 __all__ = ["Evicted", "NamedSlots", "Pool", "PoolCounts"]
+
+
+_NO_SLOTS: Final[IntArray] = np.empty(0, np.int64)
 
 
 @final
@@ -114,7 +117,7 @@ class Pool(PoolView):
         if self._late:
             self.settle()
         n = min(n, self._claimed)
-        slots = self._free.take(n)
+        slots = self._free.take(n) if self._free.count else _NO_SLOTS
         evicted = NOTHING_EVICTED
         if len(slots) < n:
             coldest = self._queue.pop(n - len(slots), scan_limit)

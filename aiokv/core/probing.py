@@ -148,12 +148,13 @@ class Prober:
 
 def count_leading(present: BoolArray) -> int:
     """How many blocks are present before the first one that is not."""
-    return len(present) if is_all(present) else int(present.argmin())
+    first_missing = present.tobytes().find(b"\0")
+    return len(present) if first_missing < 0 else first_missing
 
 
 def is_all(mask: BoolArray) -> bool:
-    """`mask.all()`, several times as fast on short masks."""
-    return int(np.count_nonzero(mask)) == len(mask)
+    """`mask.all()`, several times as fast: bytes are searched without numpy's preparations."""
+    return 0 not in mask.tobytes()
 
 
 def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:

@@ -1,4 +1,4 @@
-"""Pins that wait to be dropped: whoever looks at a pool, or changes it, finds it as if they had been dropped at once."""
+"""Pins that wait to be dropped: whoever looks at a pool or changes it finds it as if they had been dropped at once."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ UNTOUCHED = {
 
 @pytest.mark.parametrize("stale", [False, True], ids=["of this epoch", "stale"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_waits_to_be_dropped_shows_nowhere(name: str, stale: bool) -> None:
+def test_what_waits_to_be_dropped_shows_nowhere(*, name: str, stale: bool) -> None:
     at_once, late = (Pool(Tier.CPU, capacity=CAPACITY) for _ in range(2))
     first = leave(at_once, let_go=at_once.unpin, stale=stale)
     second = leave(late, let_go=late.unpin_late, stale=stale)
