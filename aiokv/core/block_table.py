@@ -56,7 +56,11 @@ class BlockTable:
         return taken
 
     def put(self, positions: IntArray, slots: SlotArray) -> None:
-        """Bind slots to positions."""
+        """Bind slots to positions (ascending)."""
+        n = len(positions)
+        if n and positions.item(-1) - positions.item(0) == n - 1:  # a run of them, most often
+            self.put_run(positions.item(0), slots)
+            return
         self._slots[positions] = slots
         self._tell()
 

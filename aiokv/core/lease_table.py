@@ -166,8 +166,7 @@ class LeaseRecord:
         self.lease_id = lease_id
         sizes, positions, states, capacity_tokens, loaded = zip(*groups, strict=True)  # shorter than five passes
         self.block_sizes: list[int] = list(sizes)
-        self.request = request
-        self.keys = request.keys
+        self.request, self.keys = request, request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
         self.state = LeaseState.HELD
         self.length = length
@@ -175,9 +174,7 @@ class LeaseRecord:
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
         self.tables = [BlockTable(blocks, owner=lease_id, watchers=watchers) for blocks in positions]
-        self.state_slots: dict[int, BlockTable] = {}
-        if any(states):
-            self.state_slots = _state_tables(states, owner=lease_id, watchers=watchers)
+        self.state_slots = _state_tables(states, owner=lease_id, watchers=watchers) if any(states) else {}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
         self.capacity_tokens: list[int] = list(capacity_tokens)
@@ -294,9 +291,7 @@ class LeaseRecord:
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
 
 
-def _state_tables(
-    states: Sequence[int], *, owner: int, watchers: Sequence[ChangedHolders]
-) -> dict[int, BlockTable]:
+def _state_tables(states: Sequence[int], *, owner: int, watchers: Sequence[ChangedHolders]) -> dict[int, BlockTable]:
     """One for each group that has states."""
     sizes = [(index, size) for index, size in enumerate(states) if size]
     return {index: BlockTable(size, owner=owner, watchers=watchers) for index, size in sizes}

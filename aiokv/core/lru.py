@@ -38,6 +38,7 @@ from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.masks import is_all
 from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, IntArray, SlotArray, TableArray
@@ -100,7 +101,7 @@ class EvictionQueue:
         False, and nothing changed, if one of them is not queued.
         """
         seats = self._seat[slots]
-        if np.count_nonzero(seats > 0) < len(slots):
+        if not is_all(seats > 0):
             return False
         self._seat[slots] = -seats
         self.count -= len(slots)

@@ -16,6 +16,7 @@ from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.core.lookup import Residency
+from aiokv.core.masks import has_any
 from aiokv.core.probing import GroupResidency
 from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.plan import Hit
@@ -144,7 +145,7 @@ def _plan_group(
         is_loaded[misses] = True
         loads, load_sources = misses, residency.cpu_slots[misses]
         is_joined = inflight.loading_ids(load_sources) != 0
-        if np.count_nonzero(is_joined):
+        if has_any(is_joined):
             joins, join_sources = loads[is_joined], load_sources[is_joined]
             loads, load_sources = loads[~is_joined], load_sources[~is_joined]
     capacity = _claim_capacity(geometry, request, index=index, length=length)

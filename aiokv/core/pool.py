@@ -32,6 +32,7 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.masks import is_all
 from aiokv.core.pool_parts import ONE_PIN
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, NamedSlots, PoolCounts
 from aiokv.core.pool_view import PoolView
@@ -95,7 +96,7 @@ class Pool(PoolView):
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
         self.settle()
         queued = self._queue.is_queued(slots)
-        self._queue.renew(slots if np.count_nonzero(queued) == len(slots) else slots[queued])
+        self._queue.renew(slots if is_all(queued) else slots[queued])
 
     def claim(self, n: int) -> None:
         """Promise `n` slots, to be named later; UsageError, nothing changed, if fewer are available."""

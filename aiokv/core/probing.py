@@ -12,11 +12,12 @@ from typing import Final, NamedTuple, Protocol, final
 
 import numpy as np
 
+from aiokv.core.masks import is_all
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "Keys", "Prober", "count_leading", "is_all"]
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "Keys", "Prober"]
 
 _FIRST_SLICE: Final = 128
 _SLICE_GROWTH: Final = 4
@@ -144,17 +145,6 @@ class Prober:
         """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""
         guess = _NO_SLOTS if self._guesses is None else self._guesses.get((tier, index), _NO_SLOTS)
         return guess[start:stop] if len(guess) >= stop else _NO_SLOTS
-
-
-def count_leading(present: BoolArray) -> int:
-    """How many blocks are present before the first one that is not."""
-    first_missing = present.tobytes().find(b"\0")
-    return len(present) if first_missing < 0 else first_missing
-
-
-def is_all(mask: BoolArray) -> bool:
-    """`mask.all()`, several times as fast: bytes are searched without numpy's preparations."""
-    return 0 not in mask.tobytes()
 
 
 def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
