@@ -61,7 +61,7 @@ class BlockTable:
         if n and positions.item(-1) - positions.item(0) == n - 1:  # a run of them, most often
             self.put_run(positions.item(0), slots)
             return
-        self._slots[positions] = slots
+        self._slots[positions] = slots.astype(np.int32, copy=False)
         self._tell()
 
     def put_run(self, start: int, slots: SlotArray) -> None:

@@ -246,13 +246,13 @@ class SlotIndex:
             if is_all(present) and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
                 return Found(present, slots)
         asked = matches >> _LOG_PROBES
-        same = np.equal(self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0))
-        verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
-        verified &= self._owner[slots] == probe.owner
-        asked = asked[verified]
+        held, wanted = self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0)
+        verified = self._owner[slots] == probe.owner
+        if not is_all(verified) or held.tobytes() != wanted.tobytes():  # a tag is that of another key
+            verified &= np.equal(held, wanted).view(np.uint32)[:, 0] == _BYTE_SUM
+            asked, slots = asked[verified], slots[verified]
         answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
-        answer.present[asked] = True
-        answer.slots[asked] = slots[verified]
+        answer.present[asked], answer.slots[asked] = True, slots
         if self._stash:
             self._find_stashed(probe, answer)
         return answer
