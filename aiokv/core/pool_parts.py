@@ -33,7 +33,7 @@ ONE_PIN: Final = np.array(1, np.int32)
 _NO_PIN: Final = np.array(0, np.int32)
 _LATE_SLOTS: Final = 1024
 """So many slots at most wait for their pins to be dropped: some ten microseconds."""
-_SINGLE_PINS: Final = np.ones(2 * _LATE_SLOTS, np.int32).tobytes()
+_SINGLE_PINS: Final = np.ones(_LATE_SLOTS, np.int32).tobytes()
 
 
 class PoolParts:
@@ -75,6 +75,8 @@ class PoolParts:
 
         Like `Pool.unpin`, but done with others of its like, before anybody can see that it was not.
         """
+        if self._late_count + len(slots) > _LATE_SLOTS:
+            self.settle()
         self._late.append(slots)
         self._late_count += len(slots)
         if self._late_count > _LATE_SLOTS:
@@ -85,12 +87,13 @@ class PoolParts:
         if not self._late:
             return
         batches, self._late, self._late_count = self._late, [], 0
-        slots = batches[0] if len(batches) == 1 else np.concatenate(batches)
-        pins = self._pins[slots].tobytes()
-        if pins == _SINGLE_PINS[: len(pins)]:  # all are the last ones, and so no slot is in two batches
-            self._pins[slots] = _NO_PIN
-            self._queue_idle(slots, among=slots)
-            return
+        if len(batches) > 1:
+            slots = np.concatenate(batches)
+            pins = self._pins[slots].tobytes()
+            if pins == _SINGLE_PINS[: len(pins)]:  # all are the last ones, and so no slot is in two batches
+                self._pins[slots] = _NO_PIN
+                self._queue_idle(slots, among=slots)
+                return
         for batch in batches:
             self._queue_idle(self._take_pins(batch, self._pins[batch]), among=batch)
 

@@ -11,6 +11,7 @@ import pytest
 from aiokv.core.cache import CacheState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.core.pool import Pool
+from aiokv.errors import ForeignBlock
 from aiokv.model.ids import IntArray, Tier
 from aiokv.model.keys import BlockKeys
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -44,6 +45,20 @@ def leave(pool: Pool, *, let_go: Callable[[IntArray], None], stale: bool) -> Lef
     return Left(pool=pool, held=slots[20:24], idle=slots[:10])
 
 
+def name_all(pool: Pool) -> list[int]:
+    pool.claim(30)
+    return pool.name_claimed(30, NO_LIMIT).slots.tolist()
+
+
+def is_pinned(pool: Pool, slots: IntArray) -> bool:
+    """Stale slots are free by then."""
+    try:
+        pool.pin(slots)
+    except ForeignBlock:
+        return False
+    return True
+
+
 CALLS: dict[str, Callable[[Left], object]] = {
     "available": lambda left: left.pool.available,
     "books": lambda left: left.pool.books.pins.tolist(),
@@ -61,8 +76,8 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "group_of": lambda left: left.pool.group_of(left.idle).tolist(),
     "holds": lambda left: left.pool.holds(left.idle, KEYS[:10], group=0).tolist(),
     "key_of": lambda left: left.pool.key_of(left.held).tolist(),
-    "name_claimed": lambda left: (left.pool.claim(30), left.pool.name_claimed(30, NO_LIMIT).slots.tolist()),
-    "pin": lambda left: left.pool.pin(np.concatenate((left.held, left.pool.find_coldest(2, NO_LIMIT)))),
+    "name_claimed": lambda left: name_all(left.pool),
+    "pin": lambda left: is_pinned(left.pool, left.idle),
     "pins_of": lambda left: left.pool.pins_of(np.arange(CAPACITY)).tolist(),
     "quarantine": lambda left: left.pool.quarantine(left.held).keys.tolist(),
     "register": lambda left: left.pool.register(np.arange(0), KEYS[:0], 0).tolist(),
@@ -116,6 +131,15 @@ def test_few_slots_wait_however_many_leases_leave() -> None:
     for start in range(0, 20_000, 10):
         pool.unpin_late(slots[start : start + 10])
         assert start + 10 - pool.peek_counts().free <= 1024
+
+
+def test_a_long_lease_waits_for_nobody() -> None:
+    pool = Pool(Tier.CPU, capacity=4_000)
+    pool.claim(4_000)
+    slots = pool.name_claimed(4_000, NO_LIMIT).slots
+    pool.unpin_late(slots[:500])
+    pool.unpin_late(slots[500:])
+    assert pool.peek_counts().free == 4_000
 
 
 def test_a_slice_or_the_next_turn_drops_them_without_anybody_looking() -> None:
