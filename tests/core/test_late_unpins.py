@@ -47,7 +47,8 @@ def leave(pool: Pool, *, let_go: Callable[[IntArray], None], stale: bool) -> Lef
 
 def name_all(pool: Pool) -> list[int]:
     pool.claim(30)
-    return pool.name_claimed(30, NO_LIMIT).slots.tolist()
+    slots: list[int] = pool.name_claimed(30, NO_LIMIT).slots.tolist()
+    return slots
 
 
 def is_pinned(pool: Pool, slots: IntArray) -> bool:
