@@ -48,6 +48,7 @@ __all__ = ["EvictionQueue"]
 _FIRST: Final = 1 << 48
 _STEPS_PER_ENTRY: Final = 4
 _SPARE_STEPS: Final = 64
+_NOT_QUEUED: Final = np.array(0, np.int64)
 _MIN_SCAN: Final = 64
 """Entries of the first scan for a few slots; each other is twice as long, so that many dead ones take few scans."""
 
@@ -150,7 +151,7 @@ class EvictionQueue:
 
     def drop(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
-        self._seat[slots] = 0
+        self._seat[slots] = _NOT_QUEUED
         self.count -= len(slots)
 
     def pop(self, n: int, scan_limit: int) -> IntArray:
@@ -174,7 +175,7 @@ class EvictionQueue:
             if len(slots) > n:
                 self._head = start + int(live.nonzero()[0][n])
                 slots = slots[:n]
-            self._seat[slots] = 0
+            self._seat[slots] = _NOT_QUEUED
             self.count -= len(slots)
             n -= len(slots)
             scan_limit -= size

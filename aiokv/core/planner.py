@@ -16,7 +16,6 @@ from aiokv.core.coverage import covered_range
 from aiokv.core.inflight import InflightTable
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.core.lookup import Residency
-from aiokv.core.masks import has_any
 from aiokv.core.probing import GroupResidency
 from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.plan import Hit
@@ -140,12 +139,15 @@ def _plan_group(
         hit_slots = residency.gpu_slots[covered.start : covered.stop]
     else:
         hit_slots = residency.gpu_slots[hits]
-        misses = (~on_gpu).nonzero()[0]
-        misses += covered.start
-        is_loaded[misses] = True
+        is_missing = ~on_gpu
+        is_loaded[covered.start :] = is_missing
+        misses = is_missing.nonzero()[0]
+        if covered.start:
+            misses += covered.start
         loads, load_sources = misses, residency.cpu_slots[misses]
-        is_joined = inflight.loading_ids(load_sources) != 0
-        if has_any(is_joined):
+        loading = inflight.loading_ids(load_sources)
+        if np.count_nonzero(loading):
+            is_joined = loading != 0
             joins, join_sources = loads[is_joined], load_sources[is_joined]
             loads, load_sources = loads[~is_joined], load_sources[~is_joined]
     capacity = _claim_capacity(geometry, request, index=index, length=length)

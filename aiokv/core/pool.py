@@ -66,15 +66,14 @@ class Pool(PoolView):
         at = slots.astype(np.int64, copy=False)
         pins = self._pins[at]
         busy = int(np.count_nonzero(pins))
-        if busy < len(at):
-            idle = at[pins == 0] if busy else at
-            if len(idle) > self.available:
-                self._require(self._queue.is_queued(idle), idle)
-                raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            if not self._queue.try_lift(idle):
-                self._require(self._queue.is_queued(idle), idle)
-        pins += ONE_PIN
-        self._pins[at] = pins
+        if not busy:
+            self._lift(at)
+            self._pins[at] = ONE_PIN
+        else:
+            if busy < len(at):
+                self._lift(at[pins == 0])
+            pins += ONE_PIN
+            self._pins[at] = pins
         self._tell(at)
 
     def unpin(self, slots: SlotArray, times: NDArray[np.int32] | None = None) -> None:
@@ -195,6 +194,14 @@ class Pool(PoolView):
     def warm(self, limit: int) -> int:
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
+
+    def _lift(self, idle: IntArray) -> None:
+        """Take slots without a pin out of the eviction queue. Raises as `pin` does."""
+        if len(idle) > self.available:
+            self._require(self._queue.is_queued(idle), idle)
+            raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
+        if not self._queue.try_lift(idle):
+            self._require(self._queue.is_queued(idle), idle)
 
     def _require(self, held: NDArray[np.int32] | BoolArray, slots: SlotArray) -> None:
         if np.count_nonzero(held) < len(slots):

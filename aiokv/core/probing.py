@@ -137,7 +137,7 @@ class Prober:
             return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_cpu)
         absent = is_absent.nonzero()[0]
         on_cpu[absent], cpu_slots[absent] = _find(
-            self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess
+            self._cpu, keys.take(absent, axis=0), group=index, guess=guess[absent] if len(guess) else guess
         )
         return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
 
@@ -162,5 +162,5 @@ def _find(pool: Index, keys: DigestArray, *, group: int, guess: IntArray) -> Fou
     present, slots = pool.holds(guess, keys, group=group), guess.copy()
     missing = np.logical_not(present).nonzero()[0]
     if len(missing):
-        present[missing], slots[missing] = pool.find(keys[missing], group)
+        present[missing], slots[missing] = pool.find(keys.take(missing, axis=0), group)
     return Found(present, slots)
