@@ -33,6 +33,7 @@ from aiokv.core.ranks import Ranks
 from aiokv.core.resets import Resets
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS
+from aiokv.core.store_gate import StoreGate
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
 from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
@@ -60,7 +61,7 @@ class CacheState:
 
     __slots__ = (
         "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "foresight", "forks",
-        "hints", "placement", "truncations",
+        "hints", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -78,13 +79,9 @@ class CacheState:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
         self._world = World(
-            geometry,
-            gpu_blocks=gpu_blocks,
-            cpu_blocks=cpu_blocks,
-            watermark=watermark,
-            slice_blocks=slice_blocks,
+            geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark, slice_blocks=slice_blocks,
             world_size=world_size,
-        )
+        )  # fmt: skip
         store_queue = StoreQueue(self._world)
         self._stores = choose_strategy(stores, world=self._world, queue=store_queue)
         self._admission = Admission(self._world, stores=self._stores)
@@ -96,6 +93,7 @@ class CacheState:
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
         self.placement = Placement(self._world)
+        self.store_gate = StoreGate(self._world)
         self.hints = Hints(self._world, quota=hint_quota)
         self._resets = Resets(self._world, hints=self.hints)
 

@@ -47,6 +47,18 @@ class GroupPlan(NamedTuple):
     capacity_tokens: int
 
 
+class _Loads(NamedTuple):
+    """Four fields of a `GroupPlan`: loads of its own, and those that it joins."""
+
+    load_positions: IntArray
+    load_sources: IntArray
+    join_positions: IntArray
+    join_sources: IntArray
+
+
+_NO_LOADS: Final = _Loads(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
 class AcquirePlan(NamedTuple):
     """What admission would do. Valid until a pool changes."""
 
@@ -134,37 +146,35 @@ def _plan_group(
     if covered.start:
         hits += covered.start
     is_loaded = np.zeros(covered.stop, np.bool_)
-    loads = load_sources = joins = join_sources = _NOTHING
     if len(hits) == len(on_gpu):
-        hit_slots = residency.gpu_slots[covered.start : covered.stop]
+        hit_slots, loads = residency.gpu_slots[covered.start : covered.stop], _NO_LOADS
     else:
         hit_slots = residency.gpu_slots[hits]
-        is_missing = ~on_gpu
-        is_loaded[covered.start :] = is_missing
-        misses = is_missing.nonzero()[0]
-        if covered.start:
-            misses += covered.start
-        loads, load_sources = misses, residency.cpu_slots[misses]
-        loading = inflight.loading_ids(load_sources)
-        if np.count_nonzero(loading):
-            is_joined = loading != 0
-            joins, join_sources = loads[is_joined], load_sources[is_joined]
-            loads, load_sources = loads[~is_joined], load_sources[~is_joined]
+        np.logical_not(on_gpu, out=is_loaded[covered.start :])
+        loads = _plan_loads(is_loaded.nonzero()[0], residency=residency, inflight=inflight)
     capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
         hits,
         hit_slots,
-        loads,
-        load_sources,
-        joins,
-        join_sources,
+        *loads,
         is_loaded,
         claim_start=covered.stop,
         claim_stop=covered.stop if recurrent else max(-(-capacity // block), covered.stop),
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
+
+
+def _plan_loads(positions: IntArray, *, residency: GroupResidency, inflight: InflightTable) -> _Loads:
+    """How what lies at `positions` comes from the CPU tier."""
+    sources = residency.cpu_slots[positions]
+    loading = inflight.loading_ids(sources)
+    if not np.count_nonzero(loading):
+        return _Loads(positions, sources, _NOTHING, _NOTHING)
+    is_joined = loading != 0
+    own = ~is_joined
+    return _Loads(positions[own], sources[own], positions[is_joined], sources[is_joined])
 
 
 def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:

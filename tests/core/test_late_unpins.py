@@ -94,7 +94,8 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "unregister": lambda left: left.pool.unregister(left.held).keys.tolist(),
 }
 UNTOUCHED = {
-    "capacity", "claimed_count", "epoch", "peek_counts", "quarantined_count", "tier", "unclaim", "unpin_late",
+    "begin_moment", "capacity", "claimed_count", "epoch", "may_have_come",
+    "peek_counts", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip
 """Those that no dropped pin changes, and the one that tells as much."""
