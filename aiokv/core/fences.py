@@ -107,7 +107,8 @@ class FenceBook:
     def forget_passed(self, is_passed: Callable[[object], bool]) -> None:
         """Forget fences that were passed, by asking a few times; the more there are, the more of them at once."""
         looks = _LOOKS
-        for key, fences in tuple(self._streams.items()):
+        for key in tuple(self._streams):
+            fences = self._streams[key]
             passed, step = 0, 1
             while looks and passed < len(fences):
                 at = min(passed + step, len(fences))
@@ -116,6 +117,8 @@ class FenceBook:
                     break
                 passed, step = at, 2 * step
             self._forget(key, fences[passed:])
+            if not looks:
+                return
 
     def note(self, slots: SlotArray, number: int) -> None:
         """Whatever has touched these slots so far did so before the fence `number`, or before one they had already."""
@@ -155,11 +158,10 @@ class FenceBook:
         return fence
 
     def _forget(self, key: Hashable, left: Sequence[Fence]) -> None:
-        """Only these of a stream's fences are left."""
+        """Only these of a stream's fences are left; it is the last to be asked again."""
+        self._streams.pop(key, None)
         if left:
             self._streams[key] = list(left)
-        else:
-            self._streams.pop(key, None)
 
 
 def _key_of(stream: object) -> Hashable:
