@@ -2,8 +2,8 @@
 
 Rules
 - Every use of a slot ends with a fence: the caller's `after=`, else one of the configured compute stream and one of
-  each stream that was made to wait for the lease. What is promised is recorded in the same step, before any copy is
-  handed over.
+  each stream that was made to wait for the lease. What is promised is recorded in the loop's next turn, and before any
+  copy is handed over: once for all that a turn has promised on one stream.
 - While a stream is being captured nothing can be recorded on it: promises are kept later then, and copies wait.
 - An exit never fails for want of a fence. A backend that cannot record one counts as lost: nothing is copied any more,
   so nothing can overtake what still runs.

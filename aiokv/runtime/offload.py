@@ -105,7 +105,7 @@ class Offloader:
         self._is_open = True
         self._quiet = 0
         self._is_detached = False
-        self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
+        self._scheduled: dict[Callable[[], object], asyncio.Handle] = {}
         self._seen_generation = core.capacity_generation
         self._drained: list[asyncio.Future[None]] = []
         if backend.wake_mode is WakeMode.DOORBELL:
@@ -219,8 +219,8 @@ class Offloader:
 
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
-        if self._fences.promised and not self.is_quiet:
-            self.transfers.settle_fences()
+        if self._fences.promised:
+            self.schedule(self.transfers.settle_fences)
         self._empty_outbox()
         if self.core.events.is_on:
             self._publish()
@@ -239,7 +239,7 @@ class Offloader:
                 if not future.done() and not self.loop.is_closed():
                     future.set_result(None)
 
-    def schedule(self, step: Callable[[], None]) -> None:
+    def schedule(self, step: Callable[[], object]) -> None:
         """Run `step` in the loop's next turn, once however often it is asked for; never in a loop that has ended."""
         if step not in self._scheduled and not self._is_detached and not self.loop.is_closed():
             self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
@@ -322,7 +322,7 @@ class Offloader:
         self.stats.events_dropped += self.publisher.publish(events)
         self.core.events.is_on = self.publisher.has_subscribers
 
-    def _run_scheduled(self, step: Callable[[], None]) -> None:
+    def _run_scheduled(self, step: Callable[[], object]) -> None:
         self._scheduled.pop(step, None)
         step()
 

@@ -37,7 +37,7 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
                 backend.wait(stream, event)
             elif transfer.state is not TransferState.DONE:
                 raise _failed(record)
-    if not fencing.settle():
+    if not offloader.transfers.settle_fences():
         raise UsageError("no stream can be made to wait while the engine's stream is being captured")
     fencing.make_wait(stream, record)
 

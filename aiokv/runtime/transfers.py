@@ -171,7 +171,7 @@ class TransferRunner:
         """
         queue = self._queues[Direction.LOAD]
         wanted = [entry for entry in queue if entry[0].transfer_id in transfer_ids]
-        if not wanted or not self._may_submit():
+        if not wanted or not self.settle_fences():
             return False
         for entry in wanted:
             queue.remove(entry)
@@ -184,9 +184,13 @@ class TransferRunner:
         return None if running is None else running.event
 
     def settle_fences(self) -> bool:
-        """Have promised fences recorded; if that is impossible now it is tried again by itself. Whether they are."""
+        """Have promised fences recorded, so that what is submitted is ordered behind them; True also where nothing will
+        be submitted any more. Where a capture prevents it, it is tried again by itself.
+        """
+        if self._is_paused or self._is_stopped:
+            return self._is_stopped
         is_settled = self._fencing.settle()
-        if not is_settled and not self._is_stopped:
+        if not is_settled:
             self._retry.set(RETRY_S)
         return is_settled
 
@@ -197,6 +201,7 @@ class TransferRunner:
     def resume(self) -> None:
         """Go on."""
         self._is_paused = False
+        self.settle_fences()
         for direction in Direction:
             self._submit_queued(direction)
 
@@ -217,12 +222,8 @@ class TransferRunner:
 
     def _submit_queued(self, direction: Direction) -> None:
         queue = self._queues[direction]
-        while queue and self._has_room(direction) and self._may_submit():
+        while queue and self._has_room(direction) and self.settle_fences():
             self._take(*queue.popleft())
-
-    def _may_submit(self) -> bool:
-        """Whether what is taken off a queue now meets its end, or is ordered behind all that it must wait for."""
-        return self._is_stopped or (not self._is_paused and self.settle_fences())
 
     def _take(self, transfer: Transfer, queued_at: float) -> None:
         """One that has left its queue: submit it, or end it."""

@@ -194,6 +194,7 @@ async def test_a_fence_that_was_passed_is_not_waited_for() -> None:
         lease = granted(case.kv, prompt(3))
         case.compute(lease)
         lease.release()
+        await turns(2)
         case.backend.advance(MAIN)
         fence = case.kv.fence()  # the backend is asked on the occasion
         assert fence is not None
@@ -507,6 +508,7 @@ async def test_a_backend_that_cannot_record_a_fence_is_lost(caplog: pytest.LogCa
         case.compute(lease)
         case.backend.fault = BackendLost("fenced", detail="a test wanted it")
         lease.release()
+        await turns(2)
         assert "the backend is lost" in caplog.text
         again = granted(case.kv, prompt(3, seed=1))
         assert again.hit.cpu_tokens == 0, "no load may overtake the reader"
@@ -558,21 +560,52 @@ async def test_wait_on_is_refused_inside_quiesce() -> None:
         lease.release()
 
 
-async def test_a_rank_that_reports_inside_quiesce_submits_nothing() -> None:
+async def test_a_rank_that_reports_inside_quiesce_makes_room_for_no_copy() -> None:
     fake = FakeBackend()
     backend = FencedBackend(fake)
-    config = config_of(backend=backend, compute_stream=MAIN, world_size=2, remote_ranks=(1,), cpu_blocks=16)
+    blocks = STREAM_DEPTH + 1
+    config = config_of(
+        backend=backend,
+        compute_stream=MAIN,
+        world_size=2,
+        remote_ranks=(1,),
+        cpu_blocks=blocks,
+        gpu_blocks=2 * blocks + 1,
+        watermark=0.0,
+        close_grace_s=1.0,
+    )
     async with KVRuntime(config) as kv:
-        lease = granted(kv, prompt(2))
-        lease.confirm(2 * BLOCK)
+        prompts = [prompt(1, seed=seed) for seed in range(blocks)]
+        for token_ids in prompts:
+            make_resident(kv, token_ids, {GROUP: "c"})
+        leases = [granted(kv, token_ids) for token_ids in prompts]
         stream = kv.transfers()
-        await until(lambda: len(backend.waits) == 1)
-        (transfer,) = stream.take()
+        fake.complete_all()
+        await turns(2 * blocks)
+        first, *others = stream.take()
         async with kv.quiesce():
             before = backend.calls
-            kv.report(transfer.transfer_id, 1, Outcome.OK)
-            lease.release()
+            kv.report(first.transfer_id, 1, Outcome.OK)
             await turns(5)
-            assert backend.calls == before
+            assert (backend.calls, len(backend.waits)) == (before, STREAM_DEPTH)
+        await until(lambda: len(backend.waits) == blocks)
         fake.complete_all()
-        await kv.drain()
+        for transfer in (*others, *stream.take()):
+            kv.report(transfer.transfer_id, 1, Outcome.OK)
+        for lease in leases:
+            await lease.ready()
+            lease.release()
+
+
+async def test_what_ends_in_one_turn_is_fenced_at_once() -> None:
+    """A step of an engine confirms many leases: a driver's call for each would hold the loop."""
+    async with engine(gpu_blocks=2 * 64 + 1, cpu_blocks=0) as case:
+        leases = [granted(case.kv, prompt(1, seed=seed)) for seed in range(64)]
+        before = case.backend.calls
+        for lease in leases:
+            case.compute(lease)
+            lease.confirm(BLOCK)
+        await turns(2)
+        assert 1 <= case.backend.calls - before <= 5
+        for lease in leases:
+            lease.release()
