@@ -21,6 +21,7 @@ from aiokv.backends.checksums import BlockChecksums, choose_digest
 from aiokv.backends.host_copy import Lane, cut_lanes
 from aiokv.backends.host_thread import CopyJob, CopyThread, HostEvent, HostFaults, Stall
 from aiokv.backends.no_streams import NoStreams
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, UsageError
 from aiokv.model.ids import NULL_SLOT, Direction, SlotArray
 from aiokv.model.plan import Checksum, CopyBatch
@@ -67,6 +68,7 @@ class HostBackend(NoStreams):
 
     name = "host"
     wake_mode = WakeMode.POLL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self, *, faults: HostFaults | None = None) -> None:
         self._faults = faults or HostFaults()

@@ -86,8 +86,8 @@ class RandomEngine:
         self.is_quiet = False
 
     async def run(self) -> None:
-        acts = (self.admit, self.admit, self.compute, self.compute, self.compute, self.end, self.truncate, self.grow)
-        acts = (*acts, self.resume, self.fork, self.copies, self.copies, self.reset, self.quiesce, self.cancel)
+        often = (self.admit, self.admit, self.compute, self.compute, self.compute, self.end, self.truncate, self.grow)
+        acts = (*often, self.resume, self.fork, self.copies, self.copies, self.reset, self.quiesce, self.cancel)
         await self.fill()
         for _ in range(STEPS):
             act = self.rng.choice(acts)

@@ -12,6 +12,7 @@ from typing import final
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
 from aiokv.backends.no_streams import NoStreams
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
@@ -49,6 +50,7 @@ class ClockedBackend(NoStreams):
 
     name = "clocked"
     wake_mode = WakeMode.POLL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self, *, copy_s: float) -> None:
         self._copy_s = copy_s
