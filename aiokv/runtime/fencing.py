@@ -80,6 +80,18 @@ class Fencing:
         """Whether compute runs behind the host's back."""
         return self._backend.needs_fences
 
+    def check_compute_stream(self) -> None:
+        """`ConfigError` unless the open backend takes fences of the compute stream: copies would wait in vain."""
+        if self._backend.needs_fences:
+            try:
+                self.check_stream(self._compute.current())
+            except UsageError as error:
+                raise ConfigError(f"compute_stream cannot be used: {error}") from error
+
+    def check_stream(self, stream: object) -> None:
+        """`UsageError` for what the backend takes for no stream, and for one that is being captured."""
+        self._backend.fence(stream)
+
     def record(self, stream: object) -> Fence | None:
         """A fence of `stream` (None: the compute stream) now; None where the backend has nothing to wait for.
 

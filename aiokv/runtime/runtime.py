@@ -98,6 +98,11 @@ class KVRuntime:
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
+        try:
+            fencing.check_compute_stream()
+        except ConfigError:
+            await self.aclose()
+            raise
 
     async def aclose(self) -> None:
         """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""

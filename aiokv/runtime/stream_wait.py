@@ -25,8 +25,7 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
     if not fencing.is_needed:
         record.check_ready(f"be waited for on a stream of backend {backend.name!r}, which has none: await ready()")
         return
-    if stream is None:
-        raise UsageError("wait_on needs the stream that is to wait")
+    fencing.check_stream(stream)  # before it is noted: its fences are asked for when the lease ends
     _submit_loads(offloader, record)
     if stream not in record.streams:
         record.streams.append(stream)

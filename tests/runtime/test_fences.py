@@ -384,6 +384,33 @@ async def test_a_backend_with_streams_needs_the_engines() -> None:
     assert backend.waits == []
 
 
+async def test_what_is_no_stream_is_refused_before_anything_runs() -> None:
+    """Leases would end behind a fence that cannot be had, and nothing would ever be copied."""
+    backend = FencedBackend(FakeBackend())
+    kv = KVRuntime(config_of(backend=backend, compute_stream=[1], close_grace_s=1.0))
+    with pytest.raises(ConfigError, match="compute_stream"):
+        await kv.open()
+    with pytest.raises(UsageError, match="clos"):
+        kv.try_acquire("request", prompt(1))
+
+
+async def test_a_lease_is_not_waited_for_by_what_is_no_stream() -> None:
+    async with engine() as case:
+        lease = granted(case.kv, prompt(3))
+        for thing in (None, [1]):
+            with pytest.raises(UsageError, match="no stream"):
+                lease.wait_on(thing)
+        case.backend.capturing.add(SIDE)
+        with pytest.raises(UsageError, match="captured"):
+            lease.wait_on(SIDE)
+        lease.release()
+        make_resident(case.kv, prompt(3, seed=1), {GROUP: "ccc"})
+        loading = granted(case.kv, prompt(3, seed=1))
+        await case.settle()
+        assert loading.state is LeaseState.READY
+        loading.release()
+
+
 async def test_a_callable_says_which_stream_it_is_now() -> None:
     streams = [SIDE]
     async with engine(compute_stream=lambda: streams[-1]) as case:
@@ -400,7 +427,7 @@ async def test_a_callable_says_which_stream_it_is_now() -> None:
 
 
 async def test_an_exit_survives_a_callable_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[str] = [MAIN]
+    answers: list[str] = [MAIN, MAIN]
 
     def current() -> str:
         return answers.pop()
