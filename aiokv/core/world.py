@@ -16,6 +16,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
+from aiokv.core.fences import FenceBook
 from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
@@ -70,6 +71,7 @@ class World:
         "cpu",
         "epochs",
         "events",
+        "fences",
         "geometry",
         "gone_copies",
         "gpu",
@@ -107,6 +109,7 @@ class World:
         self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
+        self.fences = FenceBook(gpu_blocks)
         self.events = EventLog(geometry, gpu_slots=gpu_blocks)
         self.outbox = Outbox()
         self.slices = SliceQueue()
@@ -192,10 +195,24 @@ class World:
             self.capacity_generation += 1
             self.note_moves(len(slots))
 
-    def let_go_gpu(self, slots: IntArray) -> None:
-        """Drop the pins of a lease that leaves, in eviction order; it changes this array no more."""
+    def give_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """Drop the pins of a lease in eviction order; whatever takes the slots next waits for its fence (law 5)."""
+        if record.fenced:
+            self.fences.note(slots, record.fenced)
+        self.unpin_gpu(slots)
+
+    def give_back_all(self, record: LeaseRecord, slots: IntArray) -> None:
+        """The same as a lease leaves; it changes this array no more, so that several leases' are dropped together."""
+        if record.fenced:
+            self.fences.note(slots, record.fenced)
         self.gpu.unpin_late(slots)
         self.gpu_moves += len(slots)
+
+    def take_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """`give_back` while it is planned again: kernels that wait for its loads on a stream may be about to read."""
+        for stream in record.streams:
+            record.fence(self.fences.promise(stream))
+        self.give_back(record, slots)
 
     def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
         """Drop one pin each, or so many, in eviction order."""
