@@ -74,8 +74,8 @@ class KVRuntime:
         if self._opened:
             raise UsageError("an aiokv runtime is opened once")
         self._opened = True
-        backend = choose_backend(self._config)
         layout = plan_layout(self._config, self._arenas)
+        backend = choose_backend(self._config, device=layout.device)
         core = CacheState(
             self._config.geometry,
             gpu_blocks=self._config.gpu_blocks,
