@@ -56,7 +56,12 @@ def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
     from aiokv import __version__  # not known yet while the package is being imported
 
     slot_bytes = {Tier.GPU: layout.gpu_block_bytes, Tier.CPU: layout.cpu_block_bytes}
-    return RuntimeFacts(version=__version__, backend=backend.name, slot_bytes=slot_bytes)
+    return RuntimeFacts(
+        version=__version__,
+        backend=backend.name,
+        slot_bytes=slot_bytes,
+        read_pinning=lambda: backend.pinning.status,
+    )
 
 
 def _warn_if_small(config: RuntimeConfig, *, cpu_blocks: int) -> None:

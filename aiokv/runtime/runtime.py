@@ -19,6 +19,7 @@ from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.pinning import PinStatus
 from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
@@ -35,6 +36,7 @@ from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
+from aiokv.runtime.pinning_waits import quiesced, when_pinning_settled
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
 from aiokv.runtime.transfer_stream import TransferStream
@@ -119,8 +121,15 @@ class KVRuntime:
         await self.aclose()
 
     async def ready(self) -> None:
-        """Wait until the CPU arena is ready. It is, once `open` has returned."""
-        self._entered()
+        """Wait until the CPU arena is pinned, or known to stay unpinned (`pinning`); `UsageError` if closed before."""
+        offloader = self._entered()
+        if await when_pinning_settled(offloader.backend.pinning):
+            offloader.enter_for_intake()
+
+    @property
+    def pinning(self) -> PinStatus:
+        """How the CPU arena stands with the device, and how far it has got."""
+        return self._entered().backend.pinning.status
 
     # Requests.
 
@@ -266,12 +275,8 @@ class KVRuntime:
 
         Do not await inside what waits for that: a drain, a request, an extension, loads. `UsageError` once closing.
         """
-        offloader = self._entered()
-        offloader.quiet()
-        try:
+        async with quiesced(self._entered()):
             yield
-        finally:
-            offloader.wake()
 
     def events(self, *, backlog: int = DEFAULT_BACKLOG) -> EventStream:
         """Cache events from now on: `async with kv.events() as stream: async for event in stream`.
