@@ -72,8 +72,6 @@ class CudaBackend:
         if self._session is not None or self._closed_cleanly is not None:
             raise UsageError("a CUDA backend is opened once")
         checked = Layout.of(layout)
-        if not checked.fragments:
-            raise ConfigError("the CUDA backend needs arenas: the KV tensors of every group")
         with _translated_at_open():
             session = CudaSession(checked, driver=_load_driver(checked))
         _open.add(session)
@@ -232,11 +230,13 @@ class CudaBackend:
 
 
 def _load_driver(layout: Layout) -> CudaDriver:
-    """The driver, on the device of the tensors."""
+    """The driver, on the device of the tensors. What it lacks is said first."""
     kind, _, ordinal = layout.device.partition(":")
+    driver = CudaDriver.load(ordinal=int(ordinal or 0))
+    if not layout.fragments:
+        raise ConfigError("the CUDA backend needs arenas: the KV tensors of every group")
     if kind != "cuda":
         raise ConfigError(f"the CUDA backend copies device memory, but the tensors are on {layout.device}")
-    driver = CudaDriver.load(ordinal=int(ordinal or 0))
     if ordinal:
         return driver
     found = driver.device_of(next(iter(layout.fragments.values()))[0].address)

@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Final, final
 
@@ -36,7 +36,9 @@ _log = logging.getLogger(__name__)
 _MOST_OPS: Final = 512
 """Entries of the stream's queue at most: at about a thousand a driver makes who submits wait."""
 _PIECE_S: Final = 0.4e-3
-_FEWEST_COPIES: Final = 64
+_FEWEST_COPIES: Final = 256
+"""So many go in one call however long it takes, and tell how long more would."""
+_EVENT_OPS: Final = 2
 _PAUSE_S: Final = 200e-6
 """How long the thread lets the device work before it looks for room again."""
 _LONG_PAUSE_S: Final = 0.1
@@ -142,7 +144,7 @@ class CopyStream:
         """Hand a batch over, or let the thread do so. `CudaError`: nothing of it was started."""
         if self._is_short(job) and not self._jobs and self._has_room(len(job.copies)):
             with self._driver.submitting():
-                self._hand_over(job)
+                self._hand_over(job, await_room=_go_on)
         else:
             self._jobs.append(job)
             self._inbox.put(job)
@@ -203,7 +205,7 @@ class CopyStream:
         return max(min(most, int(_PIECE_S / self._cost_s)), min(most, _FEWEST_COPIES))
 
     def _has_room(self, copies: int) -> bool:
-        ops = self._copier.ops(copies)
+        ops = self._copier.ops(copies) + _EVENT_OPS
         if self._ops and self._ops + ops > _MOST_OPS:
             self._reap()
         return not self._ops or self._ops + ops <= _MOST_OPS
@@ -212,14 +214,14 @@ class CopyStream:
         while self._in_flight and self.is_over(self._in_flight[0]):
             self._ops -= self._in_flight.popleft().ops
 
-    def _hand_over(self, job: CopyJob) -> None:
-        """All of a batch; `CudaError` if nothing of it was started."""
+    def _hand_over(self, job: CopyJob, *, await_room: Callable[[int], bool]) -> None:
+        """All of a batch; `CudaError` if nothing of it was started. `await_room`: whether to go on with so many copies."""
         last = None
         try:
             for fence in job.fences:
                 self._driver.wait_event(self.handle, fence.event)
             for copies in job.copies.pieces(most=self._most_copies()):
-                if last is not None and not self._wait_for_room(len(copies.sizes)):
+                if last is not None and not await_room(len(copies.sizes)):
                     return
                 last = self._put(copies)
                 job.handed += 1
@@ -238,14 +240,19 @@ class CopyStream:
         self._driver.record_event(begin, self.handle)
         began = time.perf_counter()
         self._copier.enqueue(copies, stream=self.handle)
-        self._cost_s += _EWMA_WEIGHT * ((time.perf_counter() - began) / count - self._cost_s)
+        self._note_cost(time.perf_counter() - began, copies=count)
         try:
             end = self._events.take()
             self._driver.record_event(end, self.handle)
         except CudaError as error:
             raise PartlyCopied(error.code, error.api, name=error.name) from error
-        ops = self._copier.ops(count) + 2
+        ops = self._copier.ops(count) + _EVENT_OPS
         return self._watch(Piece(begin=begin, end=end, num_bytes=int(copies.sizes.sum()), ops=ops))
+
+    def _note_cost(self, seconds: float, *, copies: int) -> None:
+        """A small piece says more of the call than of its copies."""
+        if copies >= _FEWEST_COPIES:
+            self._cost_s += _EWMA_WEIGHT * (seconds / copies - self._cost_s)
 
     def _mark(self) -> Piece:
         """A piece without copies: it is over when all before it is."""
@@ -303,7 +310,7 @@ class CopyStream:
             return
         try:
             with self._driver.submitting():
-                self._hand_over(job)
+                self._hand_over(job, await_room=self._wait_for_room)
         except CudaError as error:
             job.failure = str(error)
             job.is_refused = True
@@ -318,3 +325,8 @@ class CopyStream:
 
     def _is_over_with(self) -> bool:
         return self._stop.is_set() or bool(self._health.lost)
+
+
+def _go_on(copies: int) -> bool:
+    """Room was looked for beforehand."""
+    return True
