@@ -215,7 +215,7 @@ class CopyStream:
             self._ops -= self._in_flight.popleft().ops
 
     def _hand_over(self, job: CopyJob, *, await_room: Callable[[int], bool]) -> None:
-        """All of a batch; `CudaError` if nothing of it was started. `await_room`: whether to go on with so many copies."""
+        """All of a batch; `CudaError` if nothing of it was started. `await_room` says whether to go on with so many."""
         last = None
         try:
             for fence in job.fences:
