@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from typing import final
 
 from aiokv.backends.base import Pinning
+from aiokv.model.pinning import PinState
 from aiokv.runtime.offload import Offloader
 
-__all__ = ["quiesced", "when_pinning_settled"]
+__all__ = ["quiesced", "store_once_pinned", "when_pinning_settled"]
 
 
 @final
@@ -51,6 +52,25 @@ async def when_pinning_settled(pinning: Pinning) -> bool:
         return await bell.wait()
     finally:
         pinning.forget(ring)
+
+
+def store_once_pinned(offloader: Offloader) -> None:
+    """Let nothing be stored before the arena may be used. From then on what is confirmed or hit is stored."""
+    pinning = offloader.backend.pinning
+    if pinning.status.is_settled:
+        return
+    offloader.core.store_gate.shut()
+    loop = offloader.loop
+
+    def open_gate() -> None:
+        if pinning.status.state is not PinState.CLOSED:
+            offloader.core.store_gate.open()
+
+    def settled() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(open_gate)
+
+    pinning.when_settled(settled)
 
 
 @asynccontextmanager

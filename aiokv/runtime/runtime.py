@@ -36,7 +36,7 @@ from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
-from aiokv.runtime.pinning_waits import quiesced, when_pinning_settled
+from aiokv.runtime.pinning_waits import quiesced, store_once_pinned, when_pinning_settled
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
 from aiokv.runtime.transfer_stream import TransferStream
@@ -99,6 +99,7 @@ class KVRuntime:
             stats=Stats(),
             lease_age_limit_s=self._config.lease_age_limit_s,
         )
+        store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))

@@ -164,7 +164,7 @@ async def ready_while_the_arena_is_pinned() -> AsyncIterator[Act]:
     staged = StagedPinning()
     async with KVRuntime(config_of(backend=PinningBackend(FakeBackend(manual=False), staged))) as kv:
         yield Act(begin=kv.ready, moves=(staged.pin,))
-        assert staged.waiting == []
+        assert len(staged.waiting) <= 1, "the runtime's own"
 
 
 # quiesce

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import final
 
 import pytest
 
-from aiokv import KVRuntime, UsageError
+from aiokv import KVRuntime, StorePolicy, UsageError
 from aiokv.backends.base import Backend, Pinning
 from aiokv.backends.pinned import PinnedArena
 from aiokv.model.pinning import PinState
@@ -19,7 +19,7 @@ from aiokv.testing.passing_backend import PassingBackend
 from tests.backends.registrar import RecordingRegistrar
 from tests.observe.support import Scrape
 from tests.runtime.staged_pinning import TOTAL, PinningBackend, StagedPinning
-from tests.runtime.support import config_of, granted, opened, prompt, turns, until
+from tests.runtime.support import BLOCK, config_of, opened, prompt, turns, until
 
 
 @final
@@ -46,6 +46,10 @@ async def pinning() -> AsyncIterator[tuple[KVRuntime, StagedPinning]]:
         yield kv, staged
 
 
+def count_copied(fake: FakeBackend) -> int:
+    return sum(len(copy.source_blocks) for copy in fake.history)
+
+
 async def test_without_a_device_a_runtime_is_ready_at_once() -> None:
     async with opened() as case:
         ready = asyncio.create_task(case.kv.ready())
@@ -55,24 +59,48 @@ async def test_without_a_device_a_runtime_is_ready_at_once() -> None:
 
 
 @pytest.mark.parametrize("end", [StagedPinning.pin, StagedPinning.give_up])
-async def test_ready_waits_until_the_arena_is_pinned_or_known_to_stay_unpinned(end: object) -> None:
+async def test_ready_waits_until_the_arena_is_pinned_or_known_to_stay_unpinned(
+    end: Callable[[StagedPinning], None],
+) -> None:
     async with pinning() as (kv, staged):
         waiting = [asyncio.create_task(kv.ready()) for _ in range(3)]
         await turns(5)
         assert not any(task.done() for task in waiting)
         assert kv.pinning.state is PinState.PINNING
-        assert callable(end)
         end(staged)
         await asyncio.wait_for(asyncio.gather(*waiting), 10.0)
         assert kv.pinning.is_settled
         await asyncio.wait_for(kv.ready(), 10.0)
 
 
-async def test_requests_are_served_meanwhile() -> None:
-    async with pinning() as (kv, _):
-        async with kv.acquire("early", prompt(2), timeout=10.0) as lease:
+@pytest.mark.parametrize("policy", StorePolicy)
+@pytest.mark.parametrize("end", [StagedPinning.pin, StagedPinning.give_up])
+async def test_requests_are_served_meanwhile_and_stored_only_afterwards(
+    policy: StorePolicy, end: Callable[[StagedPinning], None]
+) -> None:
+    """The arena may not be copied to before. What is hit later on is stored then."""
+    fake = FakeBackend(manual=False)
+    staged = StagedPinning()
+    config = config_of(
+        backend=PinningBackend(fake, staged),
+        cpu_blocks=16,
+        store_policy=policy,
+        selective_count=1,
+        lazy_fraction=1.0,
+    )
+    async with KVRuntime(config) as kv:
+        for hit in (0, 3):
+            async with kv.acquire("early", prompt(3), timeout=10.0) as lease:
+                assert lease.hit.gpu_tokens == hit * BLOCK
+                lease.confirm(lease.num_tokens)
+            await asyncio.wait_for(kv.drain(), 10.0)
+        assert count_copied(fake) == 0
+        end(staged)
+        await asyncio.wait_for(kv.ready(), 10.0)
+        async with kv.acquire("late", prompt(3), timeout=10.0) as lease:
             lease.confirm(lease.num_tokens)
-        granted(kv, prompt(2)).release()
+        await asyncio.wait_for(kv.drain(), 10.0)
+        assert count_copied(fake) == 3
 
 
 async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
@@ -80,7 +108,7 @@ async def test_who_gives_up_waiting_leaves_nothing_behind() -> None:
         for _ in range(10):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(kv.ready(), 0.001)
-        assert staged.waiting == []
+        assert len(staged.waiting) == 1, "the runtime's own"
         staged.pin()
         await kv.ready()
 
