@@ -182,6 +182,7 @@ def _merge(one: CopyLane, other: CopyLane) -> CopyLane | None:
 
 def _find_runs(gpu: SlotArray, cpu: SlotArray, *, seam_blocks: int) -> _Runs:
     """Runs of slots adjacent on both sides, cut at the seams."""
+    gpu, cpu = gpu.astype(np.int64, copy=False), cpu.astype(np.int64, copy=False)
     gpu_steps, cpu_steps = np.diff(gpu), np.diff(cpu)
     forwards, backwards = _are_both(gpu_steps, cpu_steps, step=1), _are_both(gpu_steps, cpu_steps, step=-1)
     adjacent = forwards
@@ -196,7 +197,7 @@ def _find_runs(gpu: SlotArray, cpu: SlotArray, *, seam_blocks: int) -> _Runs:
     )
 
 
-def _are_both(one: IntArray | SlotArray, other: IntArray | SlotArray, *, step: int) -> NDArray[np.bool_]:
+def _are_both(one: IntArray, other: IntArray, *, step: int) -> NDArray[np.bool_]:
     both: NDArray[np.bool_] = (one == step) & (other == step)
     return both
 

@@ -13,6 +13,7 @@ Rules
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from importlib import import_module
@@ -29,6 +30,7 @@ _OLDEST_BINDINGS: Final = (12, 9, 10)
 _BINDINGS_END: Final = (14,)
 
 _NOT_READY: Final = 600
+_NOT_FOUND: Final = 500
 _CAPTURE_IMPLICIT: Final = 906
 _RELAXED: Final = 2
 _EVENT_BLOCKING: Final = 1
@@ -36,6 +38,9 @@ _EVENT_UNTIMED: Final = 2
 _STREAM_NON_BLOCKING: Final = 1
 _HOST_NUMA_ID: Final = 134
 _DEVICE_ORDINAL: Final = 9
+
+
+_ELAPSED_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p)
 
 
 class CudaError(Exception):
@@ -93,7 +98,7 @@ class _Submitting:
 class CudaDriver:
     """One device and its primary context, which is retained with the first call that needs it."""
 
-    __slots__ = ("_api", "_context", "_device", "_lock", "_pid", "_relaxed", "ordinal", "version")
+    __slots__ = ("_api", "_context", "_device", "_elapsed", "_lock", "_pid", "_relaxed", "ordinal", "version")
 
     def __init__(self, api: ModuleType, *, ordinal: int, version: int) -> None:
         self._api = api
@@ -106,6 +111,8 @@ class CudaDriver:
         self.version = version
         """What the driver supports: 12080 is CUDA 12.8."""
         self._device = self._call("cuDeviceGet", ordinal)
+        # At its first entry point: newer bindings look for one that drivers before 12.8 do not have.
+        self._elapsed = _ELAPSED_FUNCTION(self._require_function("cuEventElapsedTime", version=2000))
 
     @classmethod
     def load(cls, *, ordinal: int = 0) -> CudaDriver:
@@ -245,7 +252,9 @@ class CudaDriver:
 
     def seconds_between(self, begin: int, end: int) -> float:
         """Device time between two timed events that have been reached."""
-        return float(self._call("cuEventElapsedTime", begin, end)) / 1e3
+        milliseconds = ctypes.c_float()
+        self._require(self._elapsed(ctypes.byref(milliseconds), begin, end), "cuEventElapsedTime")
+        return milliseconds.value / 1e3
 
     def find_function(self, symbol: str, *, version: int) -> int | None:
         """The address of the function `symbol` as of that version of CUDA; `None` where the driver has none."""
@@ -258,13 +267,22 @@ class CudaDriver:
 
     # Helpers.
 
+    def _require_function(self, symbol: str, *, version: int) -> int:
+        address = self.find_function(symbol, version=version)
+        if address is None:
+            raise CudaError(_NOT_FOUND, symbol, name="the driver has no such function")
+        return address
+
     def _retain(self) -> None:
         with self._lock:
             if self._context is None:
                 self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
 
     def _call(self, api: str, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the bindings take and give
-        code, *results = getattr(self._api, api)(*arguments)
+        try:
+            code, *results = getattr(self._api, api)(*arguments)
+        except RuntimeError as error:  # bindings that are newer than the driver miss a function
+            raise CudaError(_NOT_FOUND, api, name=str(error)) from error
         if code:
             self._require(int(code), api)
         return results[0] if results else None

@@ -81,7 +81,9 @@ class FakeDriver:
     def reset(self) -> None:
         """As if just loaded; handles and pointers from before are refused. Not while anything is pending."""
         if pending := self._call("reset"):
-            raise RuntimeError(f"{pending} operations are pending or running: drain the driver, or reset its error, first")
+            raise RuntimeError(
+                f"{pending} operations are pending or running: drain the driver, or reset its error, first"
+            )
 
     # What there is
 
