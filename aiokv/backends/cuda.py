@@ -179,6 +179,10 @@ class CudaBackend:
         row: ByteRows = session.arena.rows[slot]
         return row
 
+    def stream_of(self, direction: Direction) -> int:
+        """The handle of the stream that copies in this direction, for tools that watch or steer streams."""
+        return self._require_open().streams[direction].handle
+
     # Helpers.
 
     def _end(self, session: CudaSession, *, deadline_s: float) -> bool:

@@ -26,7 +26,7 @@ def call(function: Any, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the
     return results[0] if results else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Tensor:
     """A view of device memory as an engine would name it, by `__cuda_array_interface__`; strides in bytes."""
 
