@@ -188,20 +188,31 @@ class PinThread:
         began = time.monotonic()
         try:
             run_on_node(self._node, root=self._root)
-            for number, chunk in enumerate(self._chunks, start=1):
-                if not self._touch(chunk):
-                    return
-                failure = self._register(chunk)
-                if failure is not None:
-                    self._fail(f"chunk {number} of {len(self._chunks)}, {len(chunk)} bytes: {failure}")
-                    return
+            reason = self._pin()
         except BaseException as error:  # whatever it is, those who wait must hear of it
-            self._fail(f"{type(error).__name__}: {error}")
-        else:
-            self._succeed(seconds=time.monotonic() - began)
+            reason = f"{type(error).__name__}: {error}"
+        try:
+            if reason:
+                self._fail(reason)
+            elif self._order is _Order.PIN:
+                self._succeed(seconds=time.monotonic() - began)
         finally:
             if self._order is _Order.TAKE_BACK:
                 self._take_back()
+
+    def _pin(self) -> str:
+        """Why it cannot be pinned; empty if it is, or if the thread is to end.
+
+        Memory that stays unpinned is touched to its end as well: whoever copied there first would have to wait for it.
+        """
+        reason = ""
+        for number, chunk in enumerate(self._chunks, start=1):
+            if not self._touch(chunk):
+                break
+            if not reason and (failure := self._register(chunk)):
+                reason = f"chunk {number} of {len(self._chunks)}, {len(chunk)} bytes: {failure}"
+                self._roll_back()
+        return reason
 
     def _touch(self, chunk: Bytes) -> bool:
         """Whether all of it was touched; not so once the thread is to end."""
@@ -214,10 +225,10 @@ class PinThread:
                 self._pass()
         return False
 
-    def _register(self, chunk: Bytes) -> str | None:
-        """Why it could not be registered; `None` if it is, or if the thread is to end."""
+    def _register(self, chunk: Bytes) -> str:
+        """Why it could not be registered; empty if it is, or if the thread is to end."""
         if not self._begin():
-            return None
+            return ""
         try:
             self._registrar.register_host(_address(chunk), len(chunk))
         except Exception as error:
@@ -226,7 +237,17 @@ class PinThread:
             _kept[_address(chunk)] = chunk
             self._registered.append(chunk)
             self._note(registered_bytes=self._status.registered_bytes + len(chunk))
-            return None
+            return ""
+        finally:
+            self._pass()
+
+    def _roll_back(self) -> None:
+        """Not within a pause either; if the thread is to end, that is done as it was told."""
+        if not self._begin():
+            return
+        try:
+            self._take_back()
+            self._note(registered_bytes=0)
         finally:
             self._pass()
 
@@ -249,22 +270,15 @@ class PinThread:
                 self._status = replace(self._status, registered_bytes=registered_bytes)
 
     def _succeed(self, *, seconds: float) -> None:
-        if self._order is _Order.PIN:
-            total = self._status.total_bytes
-            _log.info("the CPU arena is pinned: %d bytes in %d chunks, %.3g s", total, len(self._chunks), seconds)
-            self._end(replace(self._status, state=PinState.PINNED))
+        total = self._status.total_bytes
+        _log.info("the CPU arena is pinned: %d bytes in %d chunks, %.3g s", total, len(self._chunks), seconds)
+        self._end(replace(self._status, state=PinState.PINNED))
 
     def _fail(self, reason: str) -> None:
-        """Roll back, not within a pause either; if the thread is to end, that is done as it was told."""
-        if not self._begin():
-            return
-        try:
-            self._take_back()
-        finally:
-            self._pass()
-        _log.warning("the CPU arena stays unpinned, so that its copies are slower: %s", reason)
-        total = self._status.total_bytes
-        self._end(PinStatus(state=PinState.UNPINNED, total_bytes=total, reason=reason))
+        self._roll_back()
+        if self._order is _Order.PIN:
+            _log.warning("the CPU arena stays unpinned, so that its copies are slower: %s", reason)
+            self._end(PinStatus(state=PinState.UNPINNED, total_bytes=self._status.total_bytes, reason=reason))
 
     # In this thread, or in the one that closes when this has ended.
 

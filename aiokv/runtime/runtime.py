@@ -26,7 +26,7 @@ from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import Intake, RequestOptions, Ticket
-from aiokv.runtime.backend_choice import choose_backend, describe_runtime, plan_layout
+from aiokv.runtime.backend_choice import build_core, choose_backend, describe_runtime, plan_layout
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import AcquireCall
@@ -78,16 +78,7 @@ class KVRuntime:
         self._opened = True
         layout = plan_layout(self._config, self._arenas)
         backend = choose_backend(self._config, device=layout.device)
-        core = CacheState(
-            self._config.geometry,
-            gpu_blocks=self._config.gpu_blocks,
-            cpu_blocks=layout.cpu_blocks,
-            watermark=self._config.watermark,
-            stores=self._config.stores,
-            world_size=self._config.world_size,
-            hint_quota=self._config.hint_quota,
-        )
-        await anyio.to_thread.run_sync(core.warm)
+        core = await anyio.to_thread.run_sync(partial(build_core, self._config, layout=layout))
         await Opening(backend, layout).run()
         outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
         loop = asyncio.get_running_loop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 import threading
 from collections.abc import Collection
 
@@ -26,13 +28,19 @@ class RecordingRegistrar:
         self._fail_unregister = fail_unregister
         self._gate = threading.Semaphore(0) if gated else None
         self.entered = threading.Semaphore(0)
+        self.begun = 0
         self.registered: dict[int, int] = {}
         self.calls: list[tuple[str, int, int]] = []
         self.threads: set[str] = set()
+        self.cpus: list[set[int]] = []
+        """Where the thread of each registration may run."""
         self._attempts = {"register": 0, "unregister": 0}
 
     def register_host(self, address: int, num_bytes: int) -> None:
         self.threads.add(threading.current_thread().name)
+        if sys.platform == "linux":
+            self.cpus.append(os.sched_getaffinity(0))
+        self.begun += 1
         self.entered.release()
         if self._gate is not None:
             assert self._gate.acquire(timeout=GUARD_S), "nobody let this registration through"

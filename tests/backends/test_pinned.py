@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.pinning import PinState, PinStatus
 from tests.backends.registrar import RecordingRegistrar
-from tests.backends.support import GUARD_S
+from tests.backends.support import GUARD_S, give_way
 
 PAGE = mmap.PAGESIZE
 BLOCKS, BLOCK_BYTES = 10, 3 * PAGE // 2
@@ -101,6 +103,48 @@ def test_a_failed_chunk_takes_back_those_before_it(failing: int, caplog: pytest.
     assert [record.levelno for record in caplog.records] == [logging.WARNING], "it is said once"
     arena.rows[:] = 1  # unpinned memory works
     assert arena.close(deadline_s=GUARD_S)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="residency of pages is asked of Linux")
+@pytest.mark.parametrize("fail", [set(), {0}, {2}])
+def test_every_page_is_there_when_it_has_settled(fail: set[int]) -> None:
+    """Unpinned as well: the first copies would wait for them otherwise."""
+    arena = arena_of(RecordingRegistrar(fail=fail), blocks=64)
+    settle(arena)
+    assert are_resident(arena.address, arena.num_bytes)
+    assert arena.close(deadline_s=GUARD_S)
+
+
+def test_pauses_and_an_end_at_any_time_leave_nothing_registered_and_let_no_call_through() -> None:
+    """Many arenas, each paused again and again by two threads and closed by a third."""
+    intruded = 0
+    for number in range(60):
+        registrar = RecordingRegistrar(fail={number} if number % 3 == 0 else ())
+        arena = arena_of(registrar, blocks=80)
+        intruders: list[int] = []
+        threads = [threading.Thread(target=pause_often, args=(arena, registrar, intruders)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(number):
+            give_way()
+        assert arena.close(deadline_s=GUARD_S)
+        for thread in threads:
+            thread.join(GUARD_S)
+            assert not thread.is_alive()
+        assert registrar.registered == {}
+        assert arena.pinning.status.state is PinState.CLOSED
+        intruded += sum(intruders)
+    assert intruded == 0
+
+
+def pause_often(arena: PinnedArena, registrar: RecordingRegistrar, intruders: list[int]) -> None:
+    """Counts calls that began while everything was said to be quiet; closing is no call that a pause holds off."""
+    for _ in range(20):
+        with paused(arena) as quiet:
+            assert quiet.wait(GUARD_S)
+            before = registrar.begun
+            give_way()
+            intruders.append(registrar.begun - before)
 
 
 def test_progress_is_told_chunk_by_chunk() -> None:
@@ -323,6 +367,15 @@ def test_no_ordinary_slot_needs_a_call_that_the_driver_refuses() -> None:
     for slot_bytes in (1, 2**21 + 1, 16 * 2**20 - 1, 2**30):
         chunks = cut_chunks(slots=10**9, slot_bytes=slot_bytes)
         assert chunks.largest_bytes <= MOST_BYTES < MOST_BYTES_PER_CALL
+
+
+def are_resident(address: int, num_bytes: int) -> bool:
+    """Whether the system has given all of these pages."""
+    pages = (ctypes.c_ubyte * -(-num_bytes // PAGE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    assert libc.mincore(address, num_bytes, pages) == 0, os.strerror(ctypes.get_errno())
+    return all(page & 1 for page in pages)
 
 
 def is_mapped(address: int, num_bytes: int) -> bool:
