@@ -1,5 +1,5 @@
 """The fixtures of this folder."""
 
-from tests.fakecuda.fixtures import fake_driver, watched_driver
+from tests.fakecuda.fixtures import cu, fake_driver, watched_driver
 
-__all__ = ["fake_driver", "watched_driver"]
+__all__ = ["cu", "fake_driver", "watched_driver"]

@@ -10,7 +10,7 @@ from ctypes import c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_voi
 from typing import ClassVar, Final, SupportsInt, final
 
 from tests.fakecuda.build import build_fake_driver
-from tests.fakecuda.kernels import Kernel, Launched
+from tests.fakecuda.kernels import DeviceArray, Kernel, Launched
 
 _SIGNATURES: Final[dict[str, tuple[object, list[object]]]] = {
     "reset": (c_uint64, []),
@@ -138,7 +138,7 @@ class FakeDriver:
             self._check(self._call("hold_stream", int(stream), 0))
 
     def step(self, stream: SupportsInt, n: int = 1) -> int:
-        """Runs the next `n` copies, kernels and host functions of a stream now, held or not, and what follows of itself.
+        """Runs the next `n` copies, kernels and host functions of a stream now, held or not, and what that sets free.
 
         Fewer where the stream is empty or must wait for another: the answer says how many.
         """
@@ -273,6 +273,19 @@ class FakeDriver:
         self._call("host_access", ptr, num_bytes, 1)
 
     # The engine's part
+
+    def allocate(self, *shape: int, typestr: str = "|u1") -> DeviceArray:
+        """An array on device 0; the fake keeps it until the reset. The caller's current context stays what it is."""
+        context, pointer, array = c_void_p(), c_uint64(), DeviceArray(self, pointer=0, shape=shape, typestr=typestr)
+        self._succeed(self.library.cuInit(0))
+        self._succeed(self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+        self._succeed(self.library.cuCtxPushCurrent_v2(context))
+        try:
+            self._succeed(self.library.cuMemAlloc_v2(ctypes.byref(pointer), c_size_t(array.num_bytes)))
+        finally:
+            self._succeed(self.library.cuCtxPopCurrent_v2(None))
+        array.pointer = pointer.value
+        return array
 
     def launch(self, stream: SupportsInt, kernel: Kernel) -> Launched:
         """Puts a fake kernel on a stream. Raises `RuntimeError` with the driver's code."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
 from tests.fakecuda.build import NoCompiler
+from tests.fakecuda.calls import succeed
 from tests.fakecuda.control import FakeDriver
 
 
@@ -37,3 +39,15 @@ def watched_driver(fake_driver: FakeDriver) -> Iterator[FakeDriver]:
     fake_driver.adversaries()
     yield fake_driver
     assert fake_driver.violations() == []
+
+
+@pytest.fixture
+def cu(fake_driver: FakeDriver) -> Iterator[ModuleType]:
+    """`cuda.bindings.driver` on the fake driver, with the primary context of device 0 current in this thread."""
+    bindings: ModuleType = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    succeed(bindings.cuInit(0))
+    context = succeed(bindings.cuDevicePrimaryCtxRetain(0))
+    succeed(bindings.cuCtxPushCurrent(context))
+    yield bindings
+    if fake_driver.context_depth():
+        succeed(bindings.cuCtxPopCurrent())

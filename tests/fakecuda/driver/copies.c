@@ -40,6 +40,8 @@ static CUresult fill_batch(struct op *op, const struct batch *batch, size_t *fai
     for (size_t i = 0, k = 0; i < batch->count; i++) {
         k += k + 1 < batch->number && batch->first[k + 1] == i;
         op->segments[i].order = (uint8_t)batch->attributes[k].srcAccessOrder;
+        op->segments[i].dst_range = i ? op->segments[i - 1].dst_range : 0;
+        op->segments[i].src_range = i ? op->segments[i - 1].src_range : 0;
         if (fill_copy(&op->segments[i], batch->dsts[i], batch->srcs[i], batch->sizes[i])) {
             *failed = i;
             return CUDA_ERROR_INVALID_VALUE;
@@ -103,7 +105,7 @@ static CUresult copy(CUstream handle, uint64_t dst, uint64_t src, size_t length,
     if (result || captured || !length)
         return result;
     struct op *op = new_op(OP_COPY, 1);
-    op->segments[0].order = ORDER_STREAM;
+    op->segments[0] = (struct segment){.order = ORDER_STREAM};
     result = fill_copy(&op->segments[0], dst, src, length);
     if (!result && lies(op->segments[0].dst_range, sides[0]) && lies(op->segments[0].src_range, sides[1]))
         return submit(slot, op);

@@ -41,21 +41,17 @@ struct range *range_at(uint64_t address, int *index) {
     return range;
 }
 
-/* Range 0 for memory that the driver does not know. What runs over the edge of a range is refused. */
+/* Range 0 for memory that the driver does not know. What runs over the edge of a range is refused. `found` comes in as a
+ * guess: copies of one batch mostly lie in the same ranges. */
 CUresult resolve(uint64_t address, size_t length, uint16_t *found) {
-    static int last; /* copies of one batch mostly lie in the same range */
-    struct range *range = fake.ranges[last];
+    const struct range *range = fake.ranges[*found];
     if (!range || range->dead || address - range->base >= range->length) {
         int index = 0;
         range = range_at(address, &index);
-        if (range)
-            last = index;
+        *found = (uint16_t)index;
     }
-    if (range) {
-        *found = (uint16_t)last;
+    if (range)
         return length <= range->length - (address - range->base) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-    }
-    *found = 0;
     int above = place_above(address);
     bool runs_into = above < fake.num_ordered && fake.ranges[fake.order[above]]->base < address + length;
     return !address || address + length < address || runs_into ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -190,7 +186,7 @@ bool looks_free(const struct op *op) {
 
 /* True if nothing pending touches these bytes; false says nothing. */
 bool looks_untouched(uint64_t address, size_t length) {
-    uint16_t index;
+    uint16_t index = 0;
     if (!fake.pending_ops)
         return true;
     if (!length || resolve(address, length, &index) || !index)
