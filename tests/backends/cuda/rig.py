@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cuda.bindings import driver as api
+import pytest
 from numpy.typing import NDArray
 
 from aiokv.backends.cuda import CudaBackend
@@ -17,6 +17,11 @@ from tests.backends.support import GUARD_S, layout_of, wait_until
 from tests.fakecuda import FakeDriver
 
 Bytes = NDArray[np.uint8]
+
+api = pytest.importorskip(
+    "cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'", exc_type=ImportError
+)
+"""The driver as an engine calls it."""
 
 
 def call(function: Any, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the bindings take and give

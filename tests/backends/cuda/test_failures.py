@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cuda.bindings import driver as api
 
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import EventStatus
@@ -20,7 +19,7 @@ from aiokv.backends.cuda_driver import CudaDriver
 from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Checksum
-from tests.backends.cuda.rig import Rig
+from tests.backends.cuda.rig import Rig, api
 from tests.backends.support import GUARD_S, end_of, geometry_of, layout_of, load, store, wait_until
 
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 1, 2, 700

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from cuda.bindings import driver as api
 
 from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda import CudaBackend
 from aiokv.errors import UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
-from tests.backends.cuda.rig import Rig, Tensor, call
+from tests.backends.cuda.rig import Rig, Tensor, api, call
 from tests.backends.support import GUARD_S, end_of, layout_of, load, store, wait_until
 from tests.fakecuda import Kernel
 
