@@ -89,12 +89,11 @@ class CopyMaker:
         gpu, cpu = batch.source_blocks, batch.target_blocks
         if batch.direction is Direction.LOAD:
             gpu, cpu = cpu, gpu
-        whole, one_by_one = _NOTHING, _NOTHING
+        parts = []
         if self._dense.count:
-            whole = _find_runs(gpu, cpu, seam_blocks=self._seam_blocks)
+            parts.append((self._dense, _find_runs(gpu, cpu, seam_blocks=self._seam_blocks)))
         if self._scattered.count:
-            one_by_one = _Runs(gpu=gpu.astype(np.uint64), cpu=cpu.astype(np.uint64), lengths=_ONE)
-        parts = ((self._dense, whole), (self._scattered, one_by_one))
+            parts.append((self._scattered, _Runs(slots=_both_sides(gpu, cpu), lengths=None)))
         return BatchCopies(parts, direction=batch.direction)
 
 
@@ -104,10 +103,10 @@ class BatchCopies:
 
     __slots__ = ("_direction", "_parts", "_total")
 
-    def __init__(self, parts: Iterable[tuple[_Columns, _Runs]], *, direction: Direction) -> None:
-        self._parts = tuple((columns, runs) for columns, runs in parts if columns.count and len(runs.gpu))
+    def __init__(self, parts: Sequence[tuple[_Columns, _Runs]], *, direction: Direction) -> None:
+        self._parts = parts
         self._direction = direction
-        self._total = sum(columns.count * len(runs.gpu) for columns, runs in self._parts)
+        self._total: int = sum(columns.count * runs.slots.shape[1] for columns, runs in parts)
 
     def __len__(self) -> int:
         return self._total
@@ -117,7 +116,7 @@ class BatchCopies:
         for columns, runs in self._parts:
             for lanes in _slices(columns.count, step=most):
                 width = lanes.stop - lanes.start
-                for rows in _slices(len(runs.gpu), step=max(1, most // width)):
+                for rows in _slices(runs.slots.shape[1], step=max(1, most // width)):
                     yield columns.address(runs, lanes=lanes, rows=rows, direction=self._direction)
 
 
@@ -125,39 +124,36 @@ class BatchCopies:
 
 
 class _Runs(NamedTuple):
-    """Where runs of slots begin on each side, and how many slots each has (shape `[runs]` or `[1]`)."""
+    """Runs of slots that are adjacent on both sides."""
 
-    gpu: AddressArray
-    cpu: AddressArray
-    lengths: AddressArray
-
-
-_ONE = np.ones(1, np.uint64)
-_NOTHING = _Runs(gpu=np.empty(0, np.uint64), cpu=np.empty(0, np.uint64), lengths=np.empty(0, np.uint64))
+    slots: AddressArray
+    """Where they begin, shape `[2, runs]`, the GPU side first."""
+    lengths: AddressArray | None
+    """How many slots each has; `None` for one each."""
 
 
 @final
 class _Columns:
-    """Lanes as columns of numbers, shape `[lanes, 1]`, so that one expression makes the addresses of all."""
+    """Lanes as columns of numbers, the GPU side first, so that one expression makes the addresses of all."""
 
-    __slots__ = ("count", "cpu_addresses", "cpu_strides", "gpu_addresses", "gpu_strides", "num_bytes")
+    __slots__ = ("_addresses", "_num_bytes", "_strides", "count")
 
     def __init__(self, lanes: Sequence[CopyLane]) -> None:
         self.count = len(lanes)
-        self.gpu_addresses = _column(lane.gpu_address for lane in lanes)
-        self.gpu_strides = _column(lane.gpu_stride for lane in lanes)
-        self.cpu_addresses = _column(lane.cpu_address for lane in lanes)
-        self.cpu_strides = _column(lane.cpu_stride for lane in lanes)
-        self.num_bytes = _column(lane.num_bytes for lane in lanes)
+        self._addresses = _columns([(lane.gpu_address, lane.cpu_address) for lane in lanes])
+        self._strides = _columns([(lane.gpu_stride, lane.cpu_stride) for lane in lanes])
+        self._num_bytes = np.array([lane.num_bytes for lane in lanes], np.uint64)
 
     def address(self, runs: _Runs, *, lanes: slice, rows: slice, direction: Direction) -> Copies:
         """The copies of some lanes and some runs, lane by lane."""
-        gpu = self.gpu_addresses[lanes] + runs.gpu[rows] * self.gpu_strides[lanes]
-        cpu = self.cpu_addresses[lanes] + runs.cpu[rows] * self.cpu_strides[lanes]
-        lengths = runs.lengths if runs.lengths is _ONE else runs.lengths[rows]
-        sizes = np.broadcast_to(self.num_bytes[lanes] * lengths, gpu.shape)
+        slots = runs.slots[:, None, rows]
+        gpu, cpu = np.ascontiguousarray(self._addresses[:, lanes] + slots * self._strides[:, lanes]).reshape(2, -1)
+        if runs.lengths is None:
+            sizes = np.repeat(self._num_bytes[lanes], slots.shape[2])
+        else:
+            sizes = np.multiply.outer(self._num_bytes[lanes], runs.lengths[rows]).ravel()
         targets, sources = (gpu, cpu) if direction is Direction.LOAD else (cpu, gpu)
-        return Copies(targets=targets.ravel(), sources=sources.ravel(), sizes=np.ascontiguousarray(sizes).ravel())
+        return Copies(targets=targets, sources=sources, sizes=sizes)
 
 
 def _merge(one: CopyLane, other: CopyLane) -> CopyLane | None:
@@ -192,9 +188,13 @@ def _find_runs(gpu: SlotArray, cpu: SlotArray, *, seam_blocks: int) -> _Runs:
         adjacent &= cpu[1:] % seam_blocks != 0
     starts = np.concatenate(([0] if len(gpu) else [], np.flatnonzero(~adjacent) + 1)).astype(np.intp)
     lengths = np.diff(starts, append=len(gpu))
-    return _Runs(
-        gpu=gpu[starts].astype(np.uint64), cpu=cpu[starts].astype(np.uint64), lengths=lengths.astype(np.uint64)
-    )
+    return _Runs(slots=_both_sides(gpu[starts], cpu[starts]), lengths=lengths.astype(np.uint64))
+
+
+def _both_sides(gpu: SlotArray, cpu: SlotArray) -> AddressArray:
+    slots = np.empty((2, len(gpu)), np.uint64)
+    slots[0], slots[1] = gpu, cpu
+    return slots
 
 
 def _are_both(one: IntArray, other: IntArray, *, step: int) -> NDArray[np.bool_]:
@@ -202,8 +202,9 @@ def _are_both(one: IntArray, other: IntArray, *, step: int) -> NDArray[np.bool_]
     return both
 
 
-def _column(numbers: Iterable[int]) -> AddressArray:
-    return np.fromiter(numbers, dtype=np.uint64).reshape(-1, 1)
+def _columns(pairs: Sequence[tuple[int, int]]) -> AddressArray:
+    """Shape `[2, pairs, 1]`."""
+    return np.ascontiguousarray(np.array(pairs, np.uint64).reshape(-1, 2).T)[:, :, None]
 
 
 def _slices(total: int, *, step: int) -> Iterator[slice]:

@@ -55,7 +55,7 @@ class CudaError(Exception):
 
 @final
 class _Current:
-    """The primary context is current in this thread until the end of the block."""
+    """The primary context is current in this thread until the end of the block, and captures are not minded."""
 
     __slots__ = ("_driver", "_mode")
 

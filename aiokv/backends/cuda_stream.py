@@ -6,7 +6,7 @@ over by the stream's own thread, piece by piece, so that the loop is not held an
 
 Rules
 - Pieces are handed over in the order of `submit`. While the thread has something to hand over nobody else does.
-- A piece is short enough to take `_PIECE_S` of the thread that hands it over, as far as the last ones tell.
+- How many copies are a piece, and how many are handed over at once, is learnt from how long the last calls took.
 - The lock is held for short calls only, never while copies are handed over.
 - `CudaError` from `submit`: nothing of the batch was started. What fails later, the batch's event tells once all that
   was started has ended.
@@ -36,6 +36,10 @@ _log = logging.getLogger(__name__)
 _MOST_OPS: Final = 512
 """Entries of the stream's queue at most: at about a thousand a driver makes who submits wait."""
 _PIECE_S: Final = 0.4e-3
+"""How long a call may take that hands over a piece."""
+_AT_ONCE_S: Final = 0.2e-3
+_MOST_AT_ONCE: Final = 4096
+"""What takes longer, or is more, costs the loop less when the thread hands it over."""
 _FEWEST_COPIES: Final = 256
 """So many go in one call however long it takes, and tell how long more would."""
 _EVENT_OPS: Final = 2
@@ -198,11 +202,13 @@ class CopyStream:
 
     def _is_short(self, job: CopyJob) -> bool:
         """Whether to hand it over takes no longer than a piece: the driver copies memory that is not pinned itself."""
-        return self._pinning.status.state in _QUICK and len(job.copies) <= self._most_copies()
+        if self._pinning.status.state not in _QUICK:
+            return False
+        return len(job.copies) <= min(_MOST_AT_ONCE, self._most_copies(seconds=_AT_ONCE_S))
 
-    def _most_copies(self) -> int:
-        most = self._copier.most
-        return max(min(most, int(_PIECE_S / self._cost_s)), min(most, _FEWEST_COPIES))
+    def _most_copies(self, *, seconds: float = _PIECE_S) -> int:
+        """So many take no longer in one call, as far as the last calls tell."""
+        return min(self._copier.most, max(int(seconds / self._cost_s), _FEWEST_COPIES))
 
     def _has_room(self, copies: int) -> bool:
         ops = self._copier.ops(copies) + _EVENT_OPS
