@@ -211,7 +211,6 @@ class PinThread:
                 break
             if not reason and (failure := self._register(chunk)):
                 reason = f"chunk {number} of {len(self._chunks)}, {len(chunk)} bytes: {failure}"
-                self._roll_back()
         return reason
 
     def _touch(self, chunk: Bytes) -> bool:
@@ -247,7 +246,6 @@ class PinThread:
             return
         try:
             self._take_back()
-            self._note(registered_bytes=0)
         finally:
             self._pass()
 

@@ -179,7 +179,7 @@ def _check_huge_pages(machine: Machine, settings: Settings) -> Finding:
 def _check_numa(machine: Machine, settings: Settings) -> Finding:
     found = "1 node" if machine.numa_nodes == 1 else f"{machine.numa_nodes} nodes"
     if machine.numa_nodes > 1 and _wants_cuda(machine, settings):
-        advice = ("start the process on the GPU's node (numactl --cpunodebind=N --membind=N): pinned pages stay put",)
+        advice = ("the CPU pool is laid on the GPU's node: let the process run there (numactl), pinned pages stay put",)
         return Finding(check="NUMA", level=Level.FINE, found=found, advice=advice)
     return Finding(check="NUMA", level=Level.FINE, found=found)
 

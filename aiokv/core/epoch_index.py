@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.arrivals import Arrivals
 from aiokv.core.index import SlotIndex
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
 from aiokv.core.slot_memory import zeros
@@ -28,11 +29,12 @@ __all__ = ["EpochIndex"]
 class EpochIndex:
     """A `SlotIndex` whose entries belong to epochs; `len` counts stale ones too."""
 
-    __slots__ = ("_epoch", "_index", "_slot_epoch", "_stale")
+    __slots__ = ("_arrivals", "_epoch", "_index", "_slot_epoch", "_stale")
 
     def __init__(self, capacity: int) -> None:
         """`capacity` is one more than the largest slot."""
         self._index = SlotIndex(capacity)
+        self._arrivals = Arrivals(capacity)
         self._slot_epoch: NDArray[np.int32] = zeros(capacity, np.int32)
         self._epoch = 0
         self._stale = 0
@@ -107,9 +109,18 @@ class EpochIndex:
             is_held &= self._slot_epoch.take(slots) == self._epoch
         return is_held
 
+    def begin_moment(self) -> int:
+        """As `Arrivals.begin_moment`."""
+        return self._arrivals.begin_moment()
+
+    def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
+        """Which of `keys`, missing at that moment, may be there now. What has not come is missing in any epoch."""
+        return self._arrivals.may_have_come(keys, since=since)
+
     def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
         inserted = self._index.insert(slots, keys, group=group)
+        self._arrivals.note(keys)
         if self._epoch:  # before the first bump all are of this one
             self._slot_epoch[slots] = self._epoch
         return inserted
