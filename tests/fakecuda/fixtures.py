@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -16,11 +17,15 @@ from tests.fakecuda.control import FakeDriver
 def fake_driver() -> Iterator[FakeDriver]:
     """The fake driver, new. Afterwards nothing may be pending, and tests that come later see no device.
 
+    Skipped where there is no C compiler, but not in CI, which installs one.
+
     Whether there were violations is the test's to ask: some plant them.
     """
     try:
         driver = FakeDriver.load()
     except NoCompiler as reason:
+        if os.environ.get("CI"):
+            raise
         pytest.skip(str(reason))
     driver.reset()
     yield driver
