@@ -42,6 +42,7 @@ _open: Final[set[CudaSession]] = set()
 """What was opened and not closed: the device may be copying, whoever has let go of the backend."""
 _LOOK_S: Final = 1e-3
 _FIRST_WORK_S: Final = 30.0
+_GIVE_BACK_S: Final = 5.0
 
 
 @final
@@ -80,7 +81,7 @@ class CudaBackend:
                 session.zero_null_block()
                 _await_quiet(session, deadline_s=_FIRST_WORK_S)
         except BaseException:
-            self._end(session, deadline_s=0.0)
+            self._end(session, deadline_s=_GIVE_BACK_S)
             raise
         self._pinning = session.arena.pinning
         self._session = session

@@ -116,7 +116,9 @@ class CudaEvent:
 
     def detail(self) -> str:
         """See `DeviceEvent`."""
-        return self._health.lost if self._status is EventStatus.LOST else self._detail
+        if self._status is EventStatus.LOST:
+            return self._health.lost or "the backend was closed before its checksums were read"
+        return self._detail
 
     def corrupt_copies(self) -> Sequence[int]:
         """See `DeviceEvent`."""
@@ -139,8 +141,9 @@ class CudaEvent:
         if not self._is_checked:
             self._is_checked = True
             self._checks.put(check)
+        has_ended = self._checks.is_over()  # asked first: it may be done before it ends
         if not check.is_done:
-            return EventStatus.LOST if self._checks.is_over() else EventStatus.PENDING
+            return EventStatus.LOST if has_ended else EventStatus.PENDING
         if check.failure:
             return self._fail(check.failure)
         if check.corrupt:

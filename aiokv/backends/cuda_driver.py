@@ -145,10 +145,14 @@ class CudaDriver:
         """The same for a block that only enqueues; `UsageError` in a forked child."""
         return _Submitting(self)
 
-    def push(self) -> None:
-        """Make the primary context current in this thread. Every push is followed by a `pop`."""
+    def require_own_process(self) -> None:
+        """`UsageError` in a forked child."""
         if os.getpid() != self._pid:
             raise UsageError(f"CUDA was begun in process {self._pid}; a forked child cannot use it")
+
+    def push(self) -> None:
+        """Make the primary context current in this thread. Every push is followed by a `pop`."""
+        self.require_own_process()
         if self._context is None:
             self._retain()
         self._call("cuCtxPushCurrent", self._context)

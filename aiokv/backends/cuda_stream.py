@@ -44,8 +44,10 @@ _FEWEST_COPIES: Final = 256
 """So many go in one call however long it takes, and tell how long more would."""
 _EVENT_OPS: Final = 2
 _PAUSE_S: Final = 200e-6
-"""How long the thread lets the device work before it looks for room again."""
-_LONG_PAUSE_S: Final = 0.1
+_LONG_PAUSE_S: Final = 2e-3
+"""How long the thread lets the device work before it looks for room again, at first and after a while."""
+_STOP_PAUSE_S: Final = 0.1
+"""How soon it notices that it is to end, while it waits for the CPU arena."""
 _EWMA_WEIGHT: Final = 0.25
 _QUICK: Final = (PinState.PINNED, PinState.NOT_NEEDED)
 
@@ -146,7 +148,7 @@ class CopyStream:
 
     def submit(self, job: CopyJob) -> None:
         """Hand a batch over, or let the thread do so. `CudaError`: nothing of it was started."""
-        if self._is_short(job) and not self._jobs and self._has_room(len(job.copies)):
+        if self._is_short(job) and not self._jobs and self._has_room(len(job.copies), fences=len(job.fences)):
             with self._driver.submitting():
                 self._hand_over(job, await_room=_go_on)
         else:
@@ -155,6 +157,7 @@ class CopyStream:
 
     def is_over(self, piece: Piece) -> bool:
         """Whether the device has done with a piece. An error of the context is noted in its `Health`."""
+        self._driver.require_own_process()  # before the lock: in a forked child it may be held for ever
         with self._lock:
             if piece.is_over or self._health.lost:
                 return piece.is_over
@@ -176,7 +179,7 @@ class CopyStream:
             if self._is_over_with() or behind.handed == seen:
                 return False
             seen = behind.handed
-            behind.progress.wait(_LONG_PAUSE_S)
+            behind.progress.wait(_STOP_PAUSE_S)
         if behind.last is not None:
             with self._lock:
                 if not behind.last.is_over:
@@ -210,8 +213,9 @@ class CopyStream:
         """So many take no longer in one call, as far as the last calls tell."""
         return min(self._copier.most, max(int(seconds / self._cost_s), _FEWEST_COPIES))
 
-    def _has_room(self, copies: int) -> bool:
-        ops = self._copier.ops(copies) + _EVENT_OPS
+    def _has_room(self, copies: int, *, fences: int = 0) -> bool:
+        """An empty queue has room for whatever is the next piece."""
+        ops = self._copier.ops(copies) + _EVENT_OPS + fences
         if self._ops and self._ops + ops > _MOST_OPS:
             self._reap()
         return not self._ops or self._ops + ops <= _MOST_OPS
@@ -229,7 +233,7 @@ class CopyStream:
             for copies in job.copies.pieces(most=self._most_copies()):
                 if last is not None and not await_room(len(copies.sizes)):
                     return
-                last = self._put(copies)
+                last = self._put(copies, fences=len(job.fences) if last is None else 0)
                 job.handed += 1
             job.last = last or self._mark()
         except CudaError as error:
@@ -239,8 +243,8 @@ class CopyStream:
                 raise
             self._end_early(job, failure=str(error))
 
-    def _put(self, copies: Copies) -> Piece:
-        """Enqueue one piece."""
+    def _put(self, copies: Copies, *, fences: int) -> Piece:
+        """Enqueue one piece, behind so many waits for fences."""
         count = len(copies.sizes)
         begin = self._events.take()
         self._driver.record_event(begin, self.handle)
@@ -252,7 +256,7 @@ class CopyStream:
             self._driver.record_event(end, self.handle)
         except CudaError as error:
             raise PartlyCopied(error.code, error.api, name=error.name) from error
-        ops = self._copier.ops(count) + _EVENT_OPS
+        ops = self._copier.ops(count) + _EVENT_OPS + fences
         return self._watch(Piece(begin=begin, end=end, num_bytes=int(copies.sizes.sum()), ops=ops))
 
     def _note_cost(self, seconds: float, *, copies: int) -> None:
@@ -309,9 +313,10 @@ class CopyStream:
             _log.critical("%s; no block is copied between the tiers any more", self._health.lost)
 
     def _feed_one(self, job: CopyJob) -> None:
-        while not self._settled.wait(_LONG_PAUSE_S) and not self._is_over_with():
+        while not self._settled.wait(_STOP_PAUSE_S) and not self._is_over_with():
             pass
-        if self._is_over_with() or not self._wait_for_room(min(len(job.copies), self._most_copies())):
+        first = min(len(job.copies), self._most_copies())
+        if not self._wait_for_room(first, fences=len(job.fences)):
             job.is_refused = True
             return
         try:
@@ -321,12 +326,14 @@ class CopyStream:
             job.failure = str(error)
             job.is_refused = True
 
-    def _wait_for_room(self, copies: int) -> bool:
+    def _wait_for_room(self, copies: int, *, fences: int = 0) -> bool:
         """Whether there is room now; not so once the thread is to end or the context is lost."""
+        pause_s = _PAUSE_S
         while not self._is_over_with():
-            if self._has_room(copies):
+            if self._has_room(copies, fences=fences):
                 return True
-            self._stop.wait(_PAUSE_S)
+            self._stop.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONG_PAUSE_S)
         return False
 
     def _is_over_with(self) -> bool:
