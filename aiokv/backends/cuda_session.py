@@ -98,7 +98,7 @@ class CudaSession:
 
     def is_quiet(self) -> bool:
         """Whether all that was submitted has ended; as far as is known, where the context is lost."""
-        return all(stream.is_quiet and self._is_idle(stream) for stream in self.streams.values())
+        return all(stream.is_quiet() and self._is_idle(stream) for stream in self.streams.values())
 
     def stop(self) -> None:
         """Let the threads end after what they have to do; no copy ends after its checks any more."""
