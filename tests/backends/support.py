@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from aiokv import RuntimeConfig
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import DeviceEvent, EventStatus
 from aiokv.model.ids import Direction
@@ -47,6 +48,11 @@ def store(pairs: Mapping[int, int], *, group: str = "full") -> CopyBatch:
 
 def load(pairs: Mapping[int, int], *, group: str = "full") -> CopyBatch:
     return batch_of(Direction.LOAD, pairs, group=group)
+
+
+def device_settings() -> dict[str, object]:
+    """What a runtime must be told of the engine where copies are made by a device: its stream, here the default one."""
+    return {"compute_stream": 0} if "compute_stream" in RuntimeConfig.__dataclass_fields__ else {}
 
 
 def give_way() -> None:

@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, final
 
-from aiokv import Hit, KVRuntime, RuntimeConfig
+from aiokv import Hit, KVRuntime
 from aiokv.testing import evict
 from tests.backends.cuda.rig import Rig, Tensor
+from tests.backends.support import device_settings
 from tests.fakecuda import FakeDriver
 from tests.runtime.support import BLOCK, GROUP, assert_nothing_held, config_of, prompt
 
@@ -46,8 +47,7 @@ def content(seed: int, position: int) -> bytes:
 @asynccontextmanager
 async def engine_on(rig: Rig, **settings: Any) -> AsyncIterator[Engine]:  # noqa: ANN401  # those of RuntimeConfig
     tensor = rig.dense(GPU_BLOCKS, WIDTH)
-    if "compute_stream" in RuntimeConfig.__dataclass_fields__:
-        settings["compute_stream"] = 0
+    settings |= device_settings()
     config = config_of(gpu_blocks=GPU_BLOCKS, cpu_blocks=32, backend="auto", watermark=0.0, **settings)
     async with KVRuntime(config, arenas={GROUP: [tensor]}) as kv:
         await kv.ready()

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiokv import ConfigError, KVRuntime, RuntimeConfig
+from aiokv import ConfigError, KVRuntime
 from aiokv.backends.cuda_driver import CudaError
 from aiokv.backends.cuda_events import stream_handle
 from aiokv.errors import UsageError
-from tests.backends.support import geometry_of, layout_of
+from tests.backends.support import device_settings, layout_of
+from tests.runtime.support import config_of
 
 ADDRESS = 0x7F00_0000_0000
 
@@ -154,12 +155,12 @@ def test_without_the_bindings_that_is_said() -> None:
 
 async def test_a_runtime_on_device_tensors_takes_the_cuda_backend() -> None:
     """There is no such memory, so that opening ends with what the driver says of it, or of itself."""
-    config = RuntimeConfig(geometry=geometry_of("full"), gpu_blocks=4, backend="auto")
+    config = config_of(gpu_blocks=4, backend="auto", **device_settings())
     with pytest.raises(ConfigError, match="CUDA cannot be used"):
         await KVRuntime(config, arenas={"full": [DeviceArray()]}).open()
 
 
 async def test_a_runtime_that_was_told_cuda_says_what_cuda_lacks_before_all_else() -> None:
-    config = RuntimeConfig(geometry=geometry_of("full"), gpu_blocks=4, backend="cuda")
+    config = config_of(gpu_blocks=4, backend="cuda", **device_settings())
     with pytest.raises(ConfigError, match="CUDA"):
         await KVRuntime(config, arenas={"full": [np.zeros((4, 8), np.uint8)]}).open()
