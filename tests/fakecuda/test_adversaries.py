@@ -202,6 +202,24 @@ def test_a_copy_that_no_event_puts_behind_compute_is_a_hazard(
 
 
 @pytest.mark.parametrize("fenced", [True, False])
+def test_a_load_over_a_block_that_compute_still_reads_is_a_hazard(
+    cu: ModuleType,
+    fake_driver: FakeDriver,
+    fenced: bool,  # noqa: FBT001 - both ways
+) -> None:
+    turn_on(fake_driver, "hazards")
+    with registered(cu, PAGE) as memory:
+        engine = Engine(cu, fake_driver, memory)
+        fake_driver.launch(engine.compute, Kernel().read(engine.block, num_bytes=64))
+        succeed(cu.cuEventRecord(engine.fence, engine.compute))
+        if fenced:
+            engine.wait_for_fence()
+        engine.load()
+        assert bool(fake_driver.violations()) == (not fenced)
+        engine.finish()
+
+
+@pytest.mark.parametrize("fenced", [True, False])
 def test_compute_that_does_not_wait_for_a_load_is_a_hazard(
     cu: ModuleType,
     fake_driver: FakeDriver,

@@ -113,6 +113,13 @@ def test_a_thread_local_capture_forbids_its_own_thread(cu: ModuleType, fake_driv
     assert code(cu.cuEventQuery(scene.event)) == UNSUPPORTED
 
 
+def test_a_relaxed_capture_forbids_nobody_anything(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    scene = Scene(cu)
+    fake_driver.begin_capture(scene.engine, mode=RELAXED)
+    assert code(cu.cuEventQuery(scene.event)) == 0
+    fake_driver.end_capture(scene.engine)
+
+
 def test_captured_work_does_not_run(cu: ModuleType, fake_driver: FakeDriver) -> None:
     scene = Scene(cu)
     fake_driver.begin_capture(scene.engine)

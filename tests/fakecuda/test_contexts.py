@@ -6,7 +6,7 @@ import threading
 from types import ModuleType
 
 from tests.fakecuda import FakeDriver
-from tests.fakecuda.calls import HostMemory, code, device_memory, new_stream, succeed
+from tests.fakecuda.calls import HostMemory, code, device_memory, new_event, new_stream, succeed
 
 
 def test_a_push_is_undone_by_a_pop(cu: ModuleType, fake_driver: FakeDriver) -> None:
@@ -66,6 +66,7 @@ def test_an_event_and_a_stream_of_two_devices_do_not_go_together(cu: ModuleType,
     succeed(cu.cuCtxPushCurrent(succeed(cu.cuDevicePrimaryCtxRetain(1))))
     stream = new_stream(cu)
     assert code(cu.cuEventRecord(event, stream)) == 400
+    succeed(cu.cuEventRecord(new_event(cu), stream))
     succeed(cu.cuCtxPopCurrent())
 
 

@@ -138,9 +138,10 @@ def test_a_full_queue_makes_the_caller_wait(cu: ModuleType, fake_driver: FakeDri
     device, stream = device_memory(cu, PAGE), new_stream(cu)
     fake_driver.set_queue_depth(8)
     fake_driver.hold()
-    submitted: list[int] = []
+    context, submitted = succeed(cu.cuCtxGetCurrent()), list[int]()
 
     def submit() -> None:
+        succeed(cu.cuCtxPushCurrent(context))
         for _ in range(9):
             submitted.append(code(cu.cuMemcpyDtoDAsync(device, device + 64, 64, stream)))
 

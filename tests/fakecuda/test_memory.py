@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.fakecuda import FakeDriver
+from tests.fakecuda import FakeDriver, Kernel
 from tests.fakecuda.build import SOURCES
 from tests.fakecuda.calls import (
     PAGE,
@@ -26,7 +26,7 @@ from tests.fakecuda.calls import (
 
 TOUCH_DEVICE_MEMORY = """
 import ctypes
-from tests.fakecuda import FakeDriver
+from tests.fakecuda import FakeDriver, Kernel
 array = FakeDriver.load().allocate(64)
 array.write(bytes(range(64)))
 assert array.read() == bytes(range(64))
@@ -239,7 +239,17 @@ def test_a_slot_of_an_arena_is_in_flight_and_its_neighbours_are_not(cu: ModuleTy
         assert fake_driver.inflight_range(memory.address + block * 5, 1) == 1
         assert fake_driver.inflight_range(memory.address + block * 5 - 1, 1) == 0
         assert fake_driver.inflight() == 2
+        fake_driver.launch(stream, Kernel().read(device, num_bytes=block))
+        assert fake_driver.inflight_range(device, block) == 0, "compute may use it: that is what it is for"
         fake_driver.release()
         assert fake_driver.drain()
         assert fake_driver.inflight_range(device, 64 * block) == 0
         assert fake_driver.inflight() == 0
+
+
+def test_overlapping_sources_of_a_batch_are_both_in_flight(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    device, stream = device_memory(cu, PAGE), new_stream(cu)
+    fake_driver.hold()
+    copies = [(device + 1024, device, 100), (device + 2048, device + 10, 5)]
+    assert copy_batch(cu, copies, stream=stream) == 0
+    assert [fake_driver.inflight_range(device + at, 1) for at in (9, 10, 50, 99, 100)] == [1, 1, 1, 1, 0]

@@ -66,6 +66,20 @@ def test_a_wait_is_for_the_recording_as_it_was(cu: ModuleType, fake_driver: Fake
     assert read.result() == [bytes([1]) * 8]
 
 
+def test_an_event_is_done_when_its_last_recording_is(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    """An earlier one, on a slower stream, says nothing about it."""
+    fake_driver.use_virtual_time()
+    device, event, slow = device_memory(cu, 64), new_event(cu), new_stream(cu)
+    fake_driver.launch(slow, Kernel(duration_us=100).fill(device, value=1, num_bytes=8))
+    succeed(cu.cuEventRecord(event, slow))
+    fake_driver.advance(10)
+    succeed(cu.cuEventRecord(event, new_stream(cu)))
+    assert fake_driver.event_done_ns(event) == 10_000
+    fake_driver.advance(100)
+    assert fake_driver.pending() == 0
+    assert fake_driver.event_done_ns(event) == 10_000
+
+
 def test_an_event_may_be_destroyed_while_it_is_pending(cu: ModuleType, fake_driver: FakeDriver) -> None:
     device, stream, event = device_memory(cu, 64), new_stream(cu), new_event(cu)
     fake_driver.hold()
@@ -87,6 +101,7 @@ def test_a_destroyed_stream_ends_its_work_first(cu: ModuleType, fake_driver: Fak
     assert code(cu.cuStreamDestroy(stream)) == 400
     other = new_stream(cu)
     assert int(other) != int(stream)
+    assert fake_driver.step(other) == 0, "what is pending is not the new stream's"
     fake_driver.release()
     assert fake_driver.drain()
     assert fake_driver.read(device, 8) == bytes([1]) * 8
@@ -140,6 +155,18 @@ def test_the_legacy_stream_and_blocking_streams_wait_for_each_other(cu: ModuleTy
     assert read.result() == [bytes([1] * 8 + [0] * 8)], "the other one does not"
 
 
+def test_a_blocking_stream_comes_after_the_legacy_stream(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    device, blocking, free = device_memory(cu, 64), new_stream(cu, flags=0), new_stream(cu, flags=1)
+    fake_driver.hold(0)
+    succeed(cu.cuMemsetD8Async(device, 1, 8, 0))
+    after = fake_driver.launch(blocking, Kernel().read(device, num_bytes=8))
+    beside = fake_driver.launch(free, Kernel().read(device, num_bytes=8))
+    fake_driver.settle()
+    assert (after.result(), beside.result()) == (None, [bytes(8)])
+    assert fake_driver.step(0) == 1
+    assert after.result() == [bytes([1]) * 8]
+
+
 def test_elapsed_time_is_told_once_both_are_done(cu: ModuleType, fake_driver: FakeDriver) -> None:
     fake_driver.use_virtual_time()
     fake_driver.set_timing(latency_us=1500)
@@ -151,6 +178,7 @@ def test_elapsed_time_is_told_once_both_are_done(cu: ModuleType, fake_driver: Fa
     assert code(cu.cuEventElapsedTime(start, end)) == NOT_READY
     fake_driver.advance(1500)
     assert succeed(cu.cuEventElapsedTime(start, end)) == pytest.approx(1.5)
+    succeed(cu.cuEventRecord(untimed, stream))
     assert code(cu.cuEventElapsedTime(start, untimed)) == 400
 
 

@@ -96,6 +96,19 @@ def test_a_step_does_not_wait_for_the_time_a_copy_takes(cu: ModuleType, fake_dri
     assert code(cu.cuEventQuery(event)) == 0
 
 
+def test_a_step_ends_a_copy_now_for_those_behind_it_too(cu: ModuleType, fake_driver: FakeDriver) -> None:
+    fake_driver.use_virtual_time()
+    fake_driver.set_timing(latency_us=1000)
+    device, stream, event = device_memory(cu, 64), new_stream(cu), new_event(cu)
+    for _ in range(2):
+        succeed(cu.cuMemcpyDtoDAsync(device, device + 32, 8, stream))
+    succeed(cu.cuEventRecord(event, stream))
+    fake_driver.advance(10)
+    assert fake_driver.step(stream) == 1
+    fake_driver.advance(2000)
+    assert fake_driver.event_done_ns(event) == 1_010_000
+
+
 def test_one_stream_can_be_held_while_another_runs(cu: ModuleType, fake_driver: FakeDriver) -> None:
     device, hung, free = device_memory(cu, 64), new_stream(cu), new_stream(cu)
     fake_driver.hold(hung)

@@ -38,7 +38,6 @@ void forget_streams(void) {
         struct stream *stream = fake.streams[slot];
         stream->live = slot < FIRST_STREAM;
         stream->closing = stream->held = false;
-        stream->generation++;
         stream->fail_next = 0;
         stream->free_at_ns = 0;
     }
