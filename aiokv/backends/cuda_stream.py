@@ -204,7 +204,7 @@ class CopyStream:
             job.is_refused = True
             return
         try:
-            with self._driver.submitting():
+            with self._driver.current():  # memory that is not pinned may be copied in the call
                 self._hand_over(job, await_room=self._await_room)
         except CudaError as error:
             job.failure = str(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def load(pairs: Mapping[int, int], *, group: str = "full") -> CopyBatch:
     return batch_of(Direction.LOAD, pairs, group=group)
 
 
-def device_settings() -> dict[str, object]:
+def device_settings() -> dict[str, Any]:
     """What a runtime must be told of the engine where copies are made by a device: its stream, here the default one."""
     return {"compute_stream": 0} if "compute_stream" in RuntimeConfig.__dataclass_fields__ else {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -207,6 +208,31 @@ def test_a_backend_that_nobody_closed_keeps_its_memory(rig: Rig) -> None:
     rig.fake.release()
     wait_until(lambda: rig.fake.inflight() == 0)
     assert rig.fake.violations() == []
+
+
+def test_events_may_be_asked_while_the_backend_is_being_closed(watched_rig: Rig) -> None:
+    """The loop still polls while a worker thread closes: no handle that is freed may be asked."""
+    backend, fake = opened(watched_rig), watched_rig.fake
+    fake.set_timing(latency_us=100)
+    events = [backend.submit(store({1 + number % 7: number % 8})) for number in range(60)]
+    closed: list[bool] = []
+    closing = threading.Thread(target=lambda: closed.append(backend.close(deadline_s=GUARD_S)))
+    closing.start()
+    while closing.is_alive():
+        assert EventStatus.LOST not in {event.query() for event in events}
+    assert closed == [True]
+    assert {event.query() for event in events} == {EventStatus.DONE}
+
+
+def test_without_a_cpu_tier_there_is_nothing_to_copy_and_nothing_to_pin(watched_rig: Rig) -> None:
+    tensor = watched_rig.dense(8, 64)
+    backend = watched_rig.open({"full": [tensor]}, gpu_blocks=8, cpu_blocks=0)
+    assert tensor.blocks()[0] == bytes(64)
+    assert watched_rig.fake.registered_bytes() == 0
+    with pytest.raises(UsageError, match="the pool has 0"):
+        backend.submit(store({1: 0}))
+    assert end_of(backend.submit(store({}))) is EventStatus.DONE
+    assert backend.close(deadline_s=GUARD_S)
 
 
 CALLS: dict[str, Callable[[CudaBackend], object]] = {

@@ -222,6 +222,15 @@ def test_copies_and_their_events_leave_a_global_capture_whole(engine: Engine) ->
     engine.fake.end_capture(engine.stream)
 
 
+def test_a_long_batch_leaves_a_global_capture_whole(watched_rig: Rig) -> None:
+    layers = [watched_rig.dense(512, 4, seed=seed) for seed in range(40)]
+    backend, stream = watched_rig.open({"full": layers}, gpu_blocks=512, cpu_blocks=512), watched_rig.stream()
+    watched_rig.fake.begin_capture(stream, mode=0)
+    assert end_of(backend.submit(store({slot: slot for slot in range(512)}))) is EventStatus.DONE
+    assert backend.close(deadline_s=GUARD_S)
+    watched_rig.fake.end_capture(stream)
+
+
 def test_the_callers_context_is_as_before(watched_rig: Rig) -> None:
     fake, tensor = watched_rig.fake, watched_rig.dense(8, BLOCK)
     backend = CudaBackend()
