@@ -116,8 +116,8 @@ class Admission:
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
         if len(record.leaving):
-            world.unpin_gpu(record.take_leaving())
-        world.unpin_gpu(record.held_slots())
+            world.give_back(record, record.take_leaving())
+        world.give_back(record, record.held_slots())
         world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)
         world.counters.leases_closed[how] += 1

@@ -21,6 +21,7 @@ from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
+from aiokv.core.fences import Fence
 from aiokv.core.foresight import Foresight
 from aiokv.core.forks import Forks
 from aiokv.core.hints import HINT_QUOTA, Hints
@@ -60,8 +61,8 @@ class CacheState:
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "foresight", "forks",
-        "hints", "placement", "store_gate", "truncations",
+        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "fences", "foresight",
+        "forks", "hints", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +94,7 @@ class CacheState:
         self._loads = Loads(self._world, admission=self._admission)
         self._ranks = Ranks(self._world, loads=self._loads, stores=store_queue)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
+        self.fences = self._world.fences
         self.foresight = Foresight(self._world)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
@@ -241,24 +243,26 @@ class CacheState:
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`."""
         record.check_open()
         self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
-    def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
-        """Give everything back now; what is not submitted yet is dropped. Idempotent."""
+    def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED, after: Fence | None = None) -> None:
+        """Give everything back now, behind the fence `after`; what is not submitted yet is dropped. Idempotent."""
         if record.state is not LeaseState.RELEASED:
+            record.fence(after)
             self._admission.release(record, how=how)
 
-    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED) -> None:
-        """Flush what is still to be registered and stored, then give everything back. Idempotent.
+    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED, after: Fence | None = None) -> None:
+        """Flush what is still to be registered and stored, then give everything back as `release` does. Idempotent.
 
         A preempted request goes on with what `record.resumption()` asked for before.
         """
         if record.is_open:
             record.is_finishing = True
+            record.fence(after)
             self._world.slices.start(self._confirms.finishing(record, how=how))
 
     def mark_submitted(self, transfer: Transfer) -> None:

@@ -101,7 +101,6 @@ class Transfer:
     owner: int
     epochs: Epochs
     """Those in which what it copies was valid."""
-    after: object = None
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)

@@ -20,6 +20,7 @@ import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
+from aiokv.core.fences import Fence
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
@@ -121,7 +122,6 @@ class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
 
     __slots__ = (
-        "after",
         "attributed",
         "block_sizes",
         "capacity_tokens",
@@ -130,6 +130,7 @@ class LeaseRecord:
         "delivered",
         "epochs",
         "failed",
+        "fenced",
         "given_back",
         "hit",
         "is_bare",
@@ -147,6 +148,7 @@ class LeaseRecord:
         "state",
         "state_slots",
         "storing",
+        "streams",
         "tables",
         "waiting",
         "watchers",
@@ -195,8 +197,8 @@ class LeaseRecord:
         self.is_bare = False
         """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
-        self.after: object = None
-        """The fence after the kernels that wrote what was confirmed last."""
+        self.fenced = 0  # the number of the last fence behind which its slots were written, read or given back
+        self.streams: list[object] = []  # those that were made to wait for its loads: their kernels use its slots
         self.confirmed = self.publish_limit = length
         self.registered = [length // group.block_size for group in groups]
         """Per group, blocks `[0, registered)` have been offered to the index."""
@@ -229,6 +231,11 @@ class LeaseRecord:
         """`InvalidTransition` unless it is READY: only then it can `event`."""
         if self.state is not LeaseState.READY:
             raise InvalidTransition(self.name, state=self.state.value, event=event)
+
+    def fence(self, fence: Fence | None) -> None:
+        """Whatever has touched its slots so far did so before this fence, or before an older one that it has."""
+        if fence is not None and fence.number > self.fenced:
+            self.fenced = fence.number
 
     def has_unnamed(self, table: BlockTable, *, stop: int) -> bool:
         """Whether a claim of `table` at a position below `stop` has no slot yet."""

@@ -129,4 +129,4 @@ class Naming:
     def _let_go(self, record: LeaseRecord) -> None:
         """Once all its claims have names, the slots go back that have left its tables."""
         if len(record.leaving) and not record.claims:
-            self._world.unpin_gpu(record.take_leaving())
+            self._world.take_back(record, record.take_leaving())

@@ -50,7 +50,6 @@ class Offer:
     group: int
     positions: IntArray
     slots: SlotArray
-    after: object = None
     planned: int = 0
     chosen: int = 0
     """The first so many have been found worth a copy already, which is asked once only; they wait for slots."""
@@ -192,7 +191,6 @@ class Offers:
             sources=slots,
             epochs=record.epochs,
             owner=record.lease_id,
-            after=offer.after,
         )
         later = self._queue.put(order)
         if len(later.sources):

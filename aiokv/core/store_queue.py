@@ -61,14 +61,13 @@ class StoreOrder(NamedTuple):
     """Blocks to copy from the GPU slots `sources`, the most wanted first.
 
     `owner` is the lease that asks for them: if it leaves before they are submitted, and nobody has joined, they are
-    dropped. `after` is the fence they wait for, where it is known; `epochs` those in which the blocks were valid.
+    dropped. `epochs` are those in which the blocks were valid.
     """
 
     blocks: BlockNames
     sources: SlotArray
     epochs: Epochs
     owner: int = NOBODY
-    after: object = None
     use: SourceUse = SourceUse.USED
 
     def select(self, which: slice | BoolArray) -> StoreOrder:
@@ -168,7 +167,6 @@ class StoreQueue:
             targets=targets,
             owner=order.owner,
             epochs=order.epochs,
-            after=order.after,
             use=order.use,
         )
         world.inflight.add(transfer)

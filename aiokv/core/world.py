@@ -16,6 +16,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
+from aiokv.core.fences import FenceBook
 from aiokv.core.hint_table import HintTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
@@ -70,6 +71,7 @@ class World:
         "cpu",
         "epochs",
         "events",
+        "fences",
         "geometry",
         "gone_copies",
         "gpu",
@@ -107,6 +109,7 @@ class World:
         self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
+        self.fences = FenceBook(gpu_blocks)
         self.events = EventLog(geometry, gpu_slots=gpu_blocks)
         self.outbox = Outbox()
         self.slices = SliceQueue()
@@ -187,6 +190,18 @@ class World:
             self.gpu.unpin(slots, times)
             self.capacity_generation += 1
             self.note_moves(len(slots))
+
+    def give_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """Drop the pins of a lease in eviction order; whatever takes the slots next waits for its fence (law 5)."""
+        if record.fenced:
+            self.fences.note(slots, record.fenced)
+        self.unpin_gpu(slots)
+
+    def take_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """The same while it is planned again: kernels that wait for its loads on a stream may be about to read them."""
+        for stream in record.streams:
+            record.fence(self.fences.promise(stream))
+        self.give_back(record, slots)
 
     def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
         """Drop one pin each, or so many, in eviction order."""
