@@ -152,9 +152,9 @@ def test_after_a_storm_every_byte_is_where_it_belongs(watched_rig: Rig, seed: in
         storm.step()
     storm.finish()
     storm.check()
-    assert storm.ended[EventStatus.DONE] > 20
+    assert storm.ended[EventStatus.DONE] > 10
     assert storm.ended[EventStatus.FAILED] + storm.refused > 0
     assert storm.ended[EventStatus.LOST] == storm.ended[EventStatus.CORRUPT] == 0
-    assert len(storm.gpu) > 40
-    assert len(storm.cpu) > 20
+    assert len(storm.gpu) > 10
+    assert len(storm.cpu) > 10
     assert storm.backend.close(deadline_s=GUARD_S)
