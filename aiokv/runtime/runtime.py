@@ -78,8 +78,8 @@ class KVRuntime:
         if self._opened:
             raise UsageError("an aiokv runtime is opened once")
         self._opened = True
-        backend = choose_backend(self._config)
         layout = plan_layout(self._config, self._arenas)
+        backend = choose_backend(self._config, device=layout.device)
         core = await anyio.to_thread.run_sync(partial(build_core, self._config, layout=layout))
         fencing = Fencing(core, backend=backend, compute=ComputeStream(self._config.compute_stream))
         await Opening(backend, layout).run()
