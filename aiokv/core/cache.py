@@ -79,13 +79,9 @@ class CacheState:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
         self._world = World(
-            geometry,
-            gpu_blocks=gpu_blocks,
-            cpu_blocks=cpu_blocks,
-            watermark=watermark,
-            slice_blocks=slice_blocks,
+            geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark, slice_blocks=slice_blocks,
             world_size=world_size,
-        )
+        )  # fmt: skip
         store_queue = StoreQueue(self._world)
         self._stores = choose_strategy(stores, world=self._world, queue=store_queue)
         self._admission = Admission(self._world, stores=self._stores)
@@ -299,10 +295,12 @@ class CacheState:
 
     def retry_replans(self) -> None:
         """Capacity has changed: plan leases again that wait for it after a failed load."""
+        self._world.gpu.settle()
         self._loads.retry_replans()
 
     def run_slice(self) -> bool:
         """Run one slice of pending work; True while some is left."""
+        self._world.gpu.settle()
         for worker in (self.hints, self._stores):
             if worker.is_due:
                 self._world.slices.append(worker.work())
@@ -342,5 +340,8 @@ class CacheState:
 
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
-        pools = {tier: self._world.pool(tier) for tier in Tier}
-        return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
+        return {tier: pool.counts() for tier, pool in self._world.pools().items()}
+
+    def peek_pools(self) -> dict[Tier, PoolCounts]:
+        """The same from any thread; what the last release gave back may still count as reserved."""
+        return {tier: pool.peek_counts() for tier, pool in self._world.pools().items()}

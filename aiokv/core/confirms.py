@@ -18,6 +18,7 @@ from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.counters import Closing
 from aiokv.core.coverage import coverage_start
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.masks import is_all
 from aiokv.core.offers import Offer
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
@@ -138,7 +139,7 @@ class Confirms:
         slots = record.tables[index].view()[positions].astype(np.int64)
         blocks = KeyedBlocks(keys=record.keys, group=index, positions=positions)
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
-        if np.count_nonzero(is_new) < len(is_new):
+        if not is_all(is_new):
             positions, slots = positions[is_new], slots[is_new]
         self._stores.offer(
             Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots, after=record.after)

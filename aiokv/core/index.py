@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
+from aiokv.core.masks import has_any, is_all
 from aiokv.core.pool_values import GroupArray
 from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
@@ -45,6 +46,7 @@ _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
 _TAG_SHIFT: Final = np.array(48, np.uint64)
 _IN_EACH_WAY: Final = np.array(0x0001_0001_0001_0001, np.uint64)
 _NOBODY: Final = np.array(0, np.int16)
+_GROUP_TO_OWNER: Final = np.array(1, np.int16)
 _LOG_PROBES: Final = np.array(4)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
@@ -122,9 +124,9 @@ class SlotIndex:
         """Where among `slots` those stand that hold a key."""
         return self._owner[slots].nonzero()[0]
 
-    def are_indexed(self, slots: SlotArray) -> bool:
-        """Whether all `slots` hold a key."""
-        return int(np.count_nonzero(self._owner.take(slots))) == len(slots)
+    def find_keyless(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` the others stand."""
+        return np.equal(self._owner[slots], _NOBODY).nonzero()[0]
 
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key."""
@@ -136,7 +138,7 @@ class SlotIndex:
 
     def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where not indexed."""
-        return self._owner.take(slots) - np.int16(1)
+        return self._owner.take(slots) - _GROUP_TO_OWNER
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` of `group`: a fraction of the price of `find`, where the slots are known."""
@@ -160,19 +162,22 @@ class SlotIndex:
         parts = [self._insert(slots[i : i + AT_ONCE], keys[i : i + AT_ONCE], group=group) for i in starts]
         return np.concatenate(parts)
 
-    def remove(self, slots: SlotArray) -> None:
-        """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""
-        if not self.are_indexed(slots):
-            raise UsageError("a slot that is not indexed cannot be removed")
+    def remove(self, slots: SlotArray) -> GroupArray:
+        """Take `slots` (distinct) out of the index; their groups. UsageError if one is not indexed, nothing changed."""
         slots = slots.astype(np.int64, copy=False)
-        entries = self._entry.take(slots).astype(np.int64)
+        owners = self._owner[slots]
+        if np.count_nonzero(owners) < len(slots):
+            raise UsageError("a slot that is not indexed cannot be removed")
+        entries = self._entry[slots].astype(np.int64)
         if self._stash:
             stashed = entries == _STASHED
             self._unstash(slots[stashed])
             entries = entries[~stashed]
-        self._tags[entries] = 0
-        self._owner[slots] = 0
+        self._tags[entries] = EMPTY_TAG
+        self._owner[slots] = _NOBODY
         self._count -= len(slots)
+        owners -= _GROUP_TO_OWNER
+        return owners
 
     def warm(self, limit: int) -> int:
         """Touch the pages of the next `limit` buckets, so that no later call pays for them; returns how many are left.
@@ -238,16 +243,16 @@ class SlotIndex:
         if len(slots) == n:
             present = self._owner[slots] == probe.owner
             # Comparing bytes is numpy's shortest way on short batches.
-            if np.count_nonzero(present) == n and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
+            if is_all(present) and self._digests.take(slots, axis=0).tobytes() == probe.keys.tobytes():
                 return Found(present, slots)
         asked = matches >> _LOG_PROBES
-        same = np.equal(self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0))
-        verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
-        verified &= self._owner[slots] == probe.owner
-        asked = asked[verified]
+        held, wanted = self._digests.take(slots, axis=0), probe.keys.take(asked, axis=0)
+        verified = self._owner[slots] == probe.owner
+        if not is_all(verified) or held.tobytes() != wanted.tobytes():  # a tag is that of another key
+            verified &= np.equal(held, wanted).view(np.uint32)[:, 0] == _BYTE_SUM
+            asked, slots = asked[verified], slots[verified]
         answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
-        answer.present[asked] = True
-        answer.slots[asked] = slots[verified]
+        answer.present[asked], answer.slots[asked] = True, slots
         if self._stash:
             self._find_stashed(probe, answer)
         return answer
@@ -269,7 +274,7 @@ class SlotIndex:
         matches = _match_tags(probe)
         if len(matches) or self._stash:
             present = self._verify(probe, matches).present
-            if np.count_nonzero(present):  # else a tag is that of another key
+            if has_any(present):  # else a tag is that of another key
                 new = np.logical_not(present)
                 slots = slots[new]
                 probe = _Probe(keys[new], probe.owner, probe.buckets[new], probe.tags[new], probe.held[new])
@@ -306,12 +311,12 @@ class SlotIndex:
             self._entry[slots] = entries
             winners = self._beside[entries]
             lost = winners != slots
-            if np.count_nonzero(lost) == 0:
+            if not has_any(lost):
                 break
             losers = lost.nonzero()[0]
             slots, buckets, tags = slots[losers], buckets[losers], tags[losers]
             is_repeat = self._rows[slots] == self._rows[winners[losers]]
-            if np.count_nonzero(is_repeat):
+            if has_any(is_repeat):
                 repeated += slots[is_repeat].tolist()
                 slots, buckets, tags = slots[~is_repeat], buckets[~is_repeat], tags[~is_repeat]
             held = self._buckets.take(buckets)

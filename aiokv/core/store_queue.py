@@ -17,6 +17,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.inflight import NOBODY, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord
+from aiokv.core.masks import has_any, is_all
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
@@ -38,8 +39,7 @@ class Sifted(NamedTuple):
     @property
     def are_wanted(self) -> bool:
         """Whether all of them are worth a copy."""
-        wanted = np.count_nonzero(self.is_current) == len(self.is_current)
-        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.store_ids)
+        return is_all(self.is_current) and not has_any(self.has_copy) and not np.count_nonzero(self.store_ids)
 
     @property
     def is_wanted(self) -> BoolArray:

@@ -160,6 +160,10 @@ class World:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
         return self.gpu if tier is Tier.GPU else self.cpu
 
+    def pools(self) -> dict[Tier, Pool]:
+        """Those that there are."""
+        return {Tier.GPU: self.gpu} if self.cpu is None else {Tier.GPU: self.gpu, Tier.CPU: self.cpu}
+
     def name_gpu(self, count: int) -> IntArray:
         """Name up to `count` claimed GPU slots, evicting where none is free; fewer when the scan limit is reached."""
         slots = self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
@@ -187,6 +191,11 @@ class World:
             self.gpu.unpin(slots, times)
             self.capacity_generation += 1
             self.note_moves(len(slots))
+
+    def let_go_gpu(self, slots: IntArray) -> None:
+        """Drop the pins of a lease that leaves, in eviction order; it changes this array no more."""
+        self.gpu.unpin_late(slots)
+        self.gpu_moves += len(slots)
 
     def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
         """Drop one pin each, or so many, in eviction order."""

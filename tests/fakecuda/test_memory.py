@@ -35,7 +35,7 @@ ctypes.string_at(array.pointer, 1)
 """
 
 
-def test_the_cpu_cannot_touch_device_memory_but_tests_can() -> None:
+def test_the_cpu_cannot_touch_device_memory_but_tests_can(fake_driver: FakeDriver) -> None:
     command = [sys.executable, "-c", TOUCH_DEVICE_MEMORY]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=SOURCES.parents[2], timeout=30)
     assert done.stdout == "alive\n", done.stderr

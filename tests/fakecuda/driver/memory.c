@@ -1,7 +1,7 @@
 /* Memory the driver knows: device memory, its own host memory, registered host memory.
  *
- * Device memory is one memory file mapped twice: the address handed out allows no access, so that code that takes it for
- * host memory dies at once; copies use the alias. Every range counts the pending accesses per granule. */
+ * Device memory is one memory file mapped twice: the address handed out allows no access, so that code that takes it
+ * for host memory dies at once; copies use the alias. Every range counts the pending accesses per granule. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -41,8 +41,8 @@ struct range *range_at(uint64_t address, int *index) {
     return range;
 }
 
-/* Range 0 for memory that the driver does not know. What runs over the edge of a range is refused. `found` comes in as a
- * guess: copies of one batch mostly lie in the same ranges. */
+/* Range 0 for memory that the driver does not know. What runs over the edge of a range is refused. `found` comes in as
+ * a guess: copies of one batch mostly lie in the same ranges. */
 CUresult resolve(uint64_t address, size_t length, uint16_t *found) {
     const struct range *range = fake.ranges[*found];
     if (!range || range->dead || address - range->base >= range->length) {

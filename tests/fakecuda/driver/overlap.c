@@ -1,6 +1,6 @@
 /* Which pending operations touch the same bytes, and whether anything orders them.
  *
- * Orders are vector clocks taken at the call: what the host has merely waited for is no longer pending and needs none. */
+ * Orders are vector clocks taken at the call: what the host has merely waited for has ended, it needs none. */
 #include "fake.h"
 
 #include <stdlib.h>
@@ -85,7 +85,8 @@ uint64_t pending_copies_in(uint64_t address, size_t length) {
             if (op->kind != OP_COPY)
                 continue;
             index_op(op);
-            found += overlaps(&op->writes, address, address + length) || overlaps(&op->reads, address, address + length);
+            uint64_t end = address + length;
+            found += overlaps(&op->writes, address, end) || overlaps(&op->reads, address, end);
         }
     return found;
 }

@@ -1,8 +1,8 @@
 /* Who runs when: one thread for all streams, or the caller that steps by hand.
  *
  * A stream is a queue. Its head runs once what it depends on is complete, its time has come (a copy takes latency plus
- * bytes by bandwidth, on the timeline of its stream) and nobody holds it. Recordings and waits are no work: they take no
- * time, are never held and are never counted by a step. */
+ * bytes by bandwidth, on the timeline of its stream) and nobody holds it. Recordings and waits are no work: they take
+ * no time, are never held and are never counted by a step. */
 #define _GNU_SOURCE
 #include "fake.h"
 

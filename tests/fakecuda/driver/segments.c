@@ -39,7 +39,8 @@ void poison(struct op *op) {
     op->poisoned = true;
     for (size_t i = 0; i < op->count; i++) {
         const struct segment *segment = &op->segments[i];
-        bool host = fake.ranges[segment->dst_range] == NULL || fake.ranges[segment->dst_range]->kind == RANGE_REGISTERED;
+        const struct range *range = fake.ranges[segment->dst_range];
+        bool host = !range || range->kind == RANGE_REGISTERED;
         if (segment->kind != SEGMENT_READ && (!host || is_mapped(segment->dst, segment->length)))
             memset(alias_of(segment->dst, segment->dst_range), POISON, segment->length);
     }
