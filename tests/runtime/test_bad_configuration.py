@@ -88,7 +88,7 @@ def test_arenas_that_are_no_mapping(arenas: Any) -> None:  # noqa: ANN401  # any
 
 
 async def test_the_cuda_backend_without_a_device() -> None:
-    with pytest.raises(ConfigError, match="(?i)cuda"):
+    with pytest.raises(ConfigError, match=r"(?i)cuda"):
         await KVRuntime(config_of(backend="cuda")).open()
 
 
