@@ -8,7 +8,7 @@ loads and with stores.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Final, final
 
@@ -43,7 +43,7 @@ class DeviceEngine:
         self.wrong: list[str] = []
         self.seen: Counter[str] = Counter()
         self._random = random.Random(seed)
-        self._reads: list[tuple[Launched, list[bytes], str]] = []
+        self._reads: dict[int, deque[tuple[Launched, list[bytes], str]]] = {s: deque() for s in self.streams}
 
     def compute(self, lease: Lease, stop: int) -> Fence | None:
         """Launch the kernel that writes the KV of tokens from `lease.confirmed_tokens` to `stop`; its fence."""
@@ -77,26 +77,22 @@ class DeviceEngine:
                     kernel.read(array.pointer + slot * BLOCK * TOKEN_BYTES, num_bytes=length)
                     wanted.append(values[begin * TOKEN_BYTES : end * TOKEN_BYTES])
         if wanted:
-            self._reads.append((self.fake.launch(stream, kernel), wanted, repr(lease)))
+            self._reads[stream].append((self.fake.launch(stream, kernel), wanted, repr(lease)))
         self.judge()
 
     def judge(self) -> None:
         """Look at what kernels have read so far."""
-        left = []
-        for launched, wanted, whose in self._reads:
-            found = launched.result()
-            if found is None:
-                left.append((launched, wanted, whose))
-                continue
-            self.seen["read"] += 1
-            if found != wanted:
-                self.wrong.append(f"a kernel of {whose} has read wrong bytes")
-        self._reads = left
+        for reads in self._reads.values():
+            while reads and (found := reads[0][0].result()) is not None:
+                _, wanted, whose = reads.popleft()
+                self.seen["read"] += 1
+                if found != wanted:
+                    self.wrong.append(f"a kernel of {whose} has read wrong bytes")
 
     @property
     def unread(self) -> int:
         """Kernels that have not read yet."""
-        return len(self._reads)
+        return sum(map(len, self._reads.values()))
 
     def _kernel(self) -> Kernel:
         return Kernel(duration_us=self._random.choice((0, 0, 30, 100)))

@@ -43,16 +43,17 @@ class Weather:
 
     async def turn(self) -> None:
         fake, drawn = self._engine.fake, self._random.random()
-        if drawn < 0.02:
+        if drawn < 0.03:
             fake.hold()
             await turns(self._random.randrange(40))
             self.look()
             fake.release()
             self.seen["held"] += 1
-        elif drawn < 0.04:
+        elif drawn < 0.05:
             fake.inject("cuMemcpyBatchAsync", nth=self._random.randrange(1, 3), code=OUT_OF_MEMORY)
             self.seen["refused by the driver"] += 1
-        self.look()
+        elif drawn < 0.5:
+            self.look()
 
     def look(self) -> None:
         self.seen["looked at copies"] += self._engine.fake.inflight() > 0
@@ -62,7 +63,11 @@ class Weather:
 
 @asynccontextmanager
 async def opened(
-    engine: DeviceEngine, backend: Backend, *, geometry: CacheGeometry, **settings: Any
+    engine: DeviceEngine,
+    backend: Backend,
+    *,
+    geometry: CacheGeometry,
+    **settings: Any,  # noqa: ANN401  # those of `RuntimeConfig`
 ) -> AsyncIterator[KVRuntime]:
     config = RuntimeConfig(
         geometry=geometry, backend=backend, watermark=0.05, compute_stream=engine.streams[0], **settings
@@ -90,14 +95,15 @@ async def test_every_kernel_of_a_life_reads_what_was_computed_for_its_prefix(
     """Laws 1, 3, 4, 5 and 10 on the device, for every store policy."""
     asyncio.get_running_loop().set_debug(False)
     gpu_blocks, fake, cuda = 30 * len(geometry.groups) + 1, watched_rig.fake, CudaBackend()
-    fake.set_timing(latency_us=150)
+    fake.set_timing(latency_us=60)
+    fake.set_queue_depth(0)  # while the device stands still the engine goes on launching
     engine = DeviceEngine(watched_rig, geometry, gpu_blocks=gpu_blocks)
     backend = FaultyBackend(cuda, fail=faults, refuse=faults / 2, late=faults)
     settings = {"gpu_blocks": gpu_blocks, "cpu_blocks": 240, "store_policy": policy}
-    least = {**ENOUGH, "computed": 100, "read": 100, "looked at copies": 20, "held": 3}
+    least = {**ENOUGH, "computed": 100, "read": 100, "looked at copies": 3, "held": 2}
     seen: Counter[str] = Counter()
     async with opened(engine, backend, geometry=geometry, **settings) as kv:
-        for seed in range(7, 12):  # copies take real time: on a busy machine one storm may try little of something
+        for seed in range(7, 11):  # copies take real time: on a busy machine one storm may try little of something
             weather = Weather(kv, engine, backend=cuda, seed=seed)
             storm = Storm(kv, engine, seed=seed, within=20)
             await asyncio.wait_for(storm.blow(weather.turn), 50.0)
