@@ -19,19 +19,18 @@ _WIDTH: Final = 32
 
 @final
 class DevicePlug:
-    """Every runtime gets a backend of its own; tensors and the compute stream are the engine's, and stay."""
+    """Every runtime gets a backend and tensors of its own: a copy that is stuck keeps those it has."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
         self._stream = rig.stream()
-        self._tensors: dict[tuple[str, int], Tensor] = {}
         self.opened = 0
         """How many runtimes ran on the device."""
         self.computed = 0
         """Kernels launched."""
 
     def __call__(self, fake: FakeBackend, *, geometry: CacheGeometry, gpu_blocks: int) -> Plugged:
-        tensors = {group.name: self._tensor(group.name, gpu_blocks) for group in geometry.groups}
+        tensors = {group.name: self._rig.dense(gpu_blocks, _WIDTH) for group in geometry.groups}
         self.opened += 1
         return Plugged(
             backend=MirroredBackend(fake, cuda=CudaBackend(), fake=self._rig.fake),
@@ -51,9 +50,3 @@ class DevicePlug:
                     kernel.fill(address, value=position % 251, num_bytes=_WIDTH)
         self._rig.fake.launch(self._stream, kernel)
         self.computed += 1
-
-    def _tensor(self, group: str, gpu_blocks: int) -> Tensor:
-        key = group, gpu_blocks
-        if key not in self._tensors:
-            self._tensors[key] = self._rig.dense(gpu_blocks, _WIDTH)
-        return self._tensors[key]
