@@ -39,6 +39,8 @@ class DeviceEngine:
             group.name: rig.dense(gpu_blocks, BLOCK * TOKEN_BYTES) for group in geometry.groups
         }
         self.streams = [rig.stream() for _ in range(_STREAMS)]
+        self.spare = rig.stream()
+        """No request runs on it."""
         self.kv: KVRuntime | None = None
         self.wrong: list[str] = []
         self.seen: Counter[str] = Counter()
