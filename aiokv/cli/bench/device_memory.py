@@ -6,16 +6,16 @@ with the memory has to be ordered behind it on the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from importlib import import_module
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from aiokv.cli.bench.device import BenchDevice, DriverKind
 
-__all__ = ["DeviceMemory", "DeviceTensor", "watch_driver"]
+__all__ = ["DeviceMemory", "DeviceTensor", "FakeDevice", "watch_driver"]
 
 _Words = NDArray[np.uint64]
 _Key = ArrayLike | tuple[ArrayLike, ArrayLike]
@@ -23,26 +23,46 @@ _Key = ArrayLike | tuple[ArrayLike, ArrayLike]
 _WORD_BYTES: Final = 8
 _WRITE: Final = "cuMemcpyHtoDAsync"
 _READ: Final = "cuMemcpyDtoHAsync"
+_KERNEL_US: Final = 200
 _MOST_UNREAD: Final = 256
 """Writes that are queued before one waits for them: their bytes are kept so long."""
 
 
-def watch_driver(kind: DriverKind) -> Callable[[], list[str]]:
-    """Who tells what the driver has seen go wrong: the fake one, which from now on does whatever a device may do."""
-    if kind is DriverKind.CUDA:
-        return list
-    fake = import_module("tests.fakecuda").FakeDriver.load()
-    fake.adversaries()
-    violations: Callable[[], list[str]] = fake.violations
-    return violations
+def watch_driver(kind: DriverKind) -> FakeDevice | None:
+    """The fake driver, which from now on does whatever a device may do, and tells what went wrong; None: a real one."""
+    return None if kind is DriverKind.CUDA else FakeDevice()
+
+
+@final
+class FakeDevice:
+    """The engine's side of the fake driver of a checkout."""
+
+    def __init__(self) -> None:
+        self._package: Any = import_module("tests.fakecuda")
+        self._driver: Any = self._package.FakeDriver.load()
+        self._driver.adversaries()
+
+    def violations(self) -> list[str]:
+        """What it has seen so far."""
+        found: list[str] = self._driver.violations()
+        return found
+
+    def write(self, runs: Iterable[tuple[int, bytes]], *, stream: int) -> None:
+        """One kernel that writes all of it, and takes so long that what does not wait for it overtakes it."""
+        kernel = self._package.Kernel(duration_us=_KERNEL_US)
+        for address, data in runs:
+            kernel.write(address, data)
+        self._driver.launch(stream, kernel)
 
 
 @final
 class DeviceMemory:
     """Allocates, and is the stream on which the engine works."""
 
-    def __init__(self, device: BenchDevice) -> None:
+    def __init__(self, device: BenchDevice, *, fake: FakeDevice | None = None) -> None:
+        """Where there is a fake driver, kernels of its write, as an engine's would."""
         self.device = device
+        self._fake = fake
         self._unread: list[_Words] = []
         with device.driver.current():
             self.stream = int(device.call("cuStreamCreate", 1))
@@ -62,6 +82,12 @@ class DeviceMemory:
 
     def write(self, address: int, rows: NDArray[np.int64], *, data: _Words) -> None:
         """Row `rows[i]` becomes `data[i]`."""
+        if self._fake is not None:
+            if len(rows):
+                runs = _runs_of(rows, address=address, num_bytes=data.shape[-1] * _WORD_BYTES)
+                parts = [(there, data[first : first + count].tobytes()) for there, first, count in runs]
+                self._fake.write(parts, stream=self.stream)
+            return
         self._unread.append(data)
         self._copy(_WRITE, rows, address=address, host=data)
         if len(self._unread) >= _MOST_UNREAD:
@@ -75,13 +101,10 @@ class DeviceMemory:
         return found
 
     def _copy(self, api: str, rows: NDArray[np.int64], *, address: int, host: _Words) -> None:
-        """Adjacent rows are one copy."""
         num_bytes, base = host.shape[-1] * _WORD_BYTES, host.ctypes.data
-        firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
-        counts = np.diff(firsts, append=len(rows))
         with self.device.driver.current():
-            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-                there, here = address + int(rows[first]) * num_bytes, base + first * num_bytes
+            for there, first, count in _runs_of(rows, address=address, num_bytes=num_bytes):
+                here = base + first * num_bytes
                 ends = (there, here) if api == _WRITE else (here, there)
                 self.device.call(api, *ends, count * num_bytes, self.stream)
 
@@ -126,3 +149,11 @@ class DeviceTensor:
         per_slot = int(np.prod(inner, dtype=np.int64))
         rows = slots[..., None] * per_slot + np.arange(per_slot)
         return rows.ravel(), (*slots.shape, *self.shape[1:])
+
+
+def _runs_of(rows: NDArray[np.int64], *, address: int, num_bytes: int) -> list[tuple[int, int, int]]:
+    """Adjacent rows are one copy: its address, its first place in `rows`, and how many there are."""
+    firsts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+    counts = np.diff(firsts, append=len(rows))
+    addresses = address + rows[firsts] * num_bytes
+    return list(zip(addresses.tolist(), firsts.tolist(), counts.tolist(), strict=True))

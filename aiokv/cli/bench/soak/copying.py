@@ -45,13 +45,14 @@ class Copying:
     @classmethod
     def _on_device(cls, settings: SoakSettings) -> Copying:
         kind = find_driver()
-        memory = DeviceMemory(BenchDevice())
+        fake = watch_driver(kind)
+        memory = DeviceMemory(BenchDevice(), fake=fake)
         return cls(
             copier=CudaBackend(),
             memory=_kv_bytes(settings, memory),
             stream=memory.stream,
             figures={"driver": kind.value},
-            violations=watch_driver(kind),
+            violations=list if fake is None else fake.violations,
         )
 
 
