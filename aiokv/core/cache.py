@@ -137,7 +137,7 @@ class CacheState:
     @property
     def has_work(self) -> bool:
         """Whether sliced work is left."""
-        return len(self._world.slices) > 0 or self._stores.is_due or self.hints.is_due
+        return bool(self._world.slices.jobs) or self._stores.is_due or self.hints.is_due
 
     @property
     def unfinished_transfers(self) -> int:
@@ -163,6 +163,11 @@ class CacheState:
     def waits_for_capacity(self) -> bool:
         """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
         return self._loads.waits_for_capacity
+
+    @property
+    def has_replans(self) -> bool:
+        """Whether `retry_replans` has anything to do."""
+        return bool(self._loads.replans)
 
     def warm(self) -> None:
         """Touch the memory of the indexes, so that no admission pays for it later: seconds for ten million slots."""

@@ -173,7 +173,7 @@ class Hints:
         while table.is_due:
             if table.cleared:
                 drop_holds(self._world, (next(iter(table.cleared.values())),))
-            elif table.quotas.is_due:
+            elif table.quotas.given:
                 table.quotas.settle_some()
             else:
                 self._follow(table.due.pop(next(iter(table.due))))

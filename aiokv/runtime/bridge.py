@@ -221,7 +221,9 @@ def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
     asked for ever, and nothing behind it in its stream.
     """
     try:
-        status = EventStatus(event.query())
+        status = event.query()
+        if not isinstance(status, EventStatus):
+            status = EventStatus(status)
         return status, "" if status is EventStatus.PENDING else event.detail()
     except Exception as error:
         return EventStatus.LOST, f"its event could not be asked: {error!r}"
