@@ -30,9 +30,9 @@ class EpochIndex:
 
     __slots__ = ("_epoch", "_index", "_slot_epoch", "_stale")
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity` is one more than the largest slot."""
-        self._index = SlotIndex(capacity)
+    def __init__(self, capacity: int, *, index: SlotIndex | None = None) -> None:
+        """`capacity` is one more than the largest slot; an `index` that shares its table has to be given."""
+        self._index = SlotIndex(capacity) if index is None else index
         self._slot_epoch: NDArray[np.int32] = zeros(capacity, np.int32)
         self._epoch = 0
         self._stale = 0
@@ -57,6 +57,16 @@ class EpochIndex:
         if self._stale == 0:
             return found
         return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
+
+    def find_copies(self, slots: SlotArray, *, among: EpochIndex) -> Found:
+        """Which of these indexed slots have a slot with the same key `among` those of the other tier, in its epoch.
+
+        The two share a table.
+        """
+        found = self._index.find_copies(slots)
+        if among._stale == 0:
+            return found
+        return Found(found.present & (among._slot_epoch.take(found.slots) == among._epoch), found.slots)
 
     def find_stale(self, keys: DigestArray, group: int) -> IntArray:
         """The slots that hold any of `keys` from an older epoch, each once."""
@@ -107,9 +117,17 @@ class EpochIndex:
             is_held &= self._slot_epoch.take(slots) == self._epoch
         return is_held
 
-    def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
-        """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
-        inserted = self._index.insert(slots, keys, group=group)
+    def insert(
+        self, slots: SlotArray, keys: DigestArray, *, group: int, copies_of: SlotArray | None = None
+    ) -> BoolArray:
+        """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`).
+
+        Slots of the other tier that should hold these keys may be named; then as `SlotIndex.insert_copies`.
+        """
+        if copies_of is None:
+            inserted = self._index.insert(slots, keys, group=group)
+        else:
+            inserted = self._index.insert_copies(slots, keys, group=group, of=copies_of)
         if self._epoch:  # before the first bump all are of this one
             self._slot_epoch[slots] = self._epoch
         return inserted

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
+from aiokv.core.index import SlotIndex
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_values import GroupArray, PoolCounts
@@ -30,8 +31,11 @@ class PoolView:
         "_quarantined_count", "_queue", "_tier", "watchers",
     )  # fmt: skip
 
-    def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0) -> None:
-        """`capacity` usable slots; `first_slot=1` keeps slot 0, the null block, out of circulation."""
+    def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0, index: SlotIndex | None = None) -> None:
+        """`capacity` usable slots; `first_slot=1` keeps slot 0, the null block, out of circulation.
+
+        An empty `index` of all slots may be given, which shares its table with that of the other tier.
+        """
         if capacity < 0 or first_slot < 0:
             raise UsageError(f"a pool cannot have {capacity} slots from {first_slot} on")
         end = first_slot + capacity
@@ -39,7 +43,7 @@ class PoolView:
         self._tier = tier
         self._capacity = capacity
         self._first = first_slot
-        self._index = EpochIndex(size)
+        self._index = EpochIndex(size, index=index)
         self._queue = EvictionQueue(size)
         self._free = FreeList(first=first_slot, end=end)
         self._pins: NDArray[np.int32] = zeros(size, np.int32)
@@ -133,6 +137,10 @@ class PoolView:
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.holds(slots, keys, group=group)
+
+    def find_copies(self, slots: SlotArray, *, among: PoolView) -> Found:
+        """Which of these resident slots have a copy in the other tier, and where; changes nothing."""
+        return self._index.find_copies(slots, among=among._index)
 
     def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""

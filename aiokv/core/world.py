@@ -17,6 +17,8 @@ from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.hint_table import HintTable
+from aiokv.core.index import SlotIndex
+from aiokv.core.index_table import SlotTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
@@ -100,8 +102,11 @@ class World:
         self.geometry = geometry
         self.slice_blocks = slice_blocks
         self.world_size = world_size
-        self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
-        self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
+        table = SlotTable(gpu_blocks + cpu_blocks, split=gpu_blocks)
+        index = SlotIndex(gpu_blocks, table=table)
+        self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1, index=index)
+        index = SlotIndex(cpu_blocks, table=table, base=gpu_blocks)
+        self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0, index=index) if cpu_blocks else None
         self.leases = LeaseTable()
         self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
@@ -207,8 +212,10 @@ class World:
         """So many GPU slots were named, or came to the recent end of the eviction order."""
         self.gpu_moves += count
 
-    def register(self, tier: Tier, slots: SlotArray, *, blocks: BlockNames) -> BoolArray:
-        """Make slots findable under the hashes of `blocks`.
+    def register(
+        self, tier: Tier, slots: SlotArray, *, blocks: BlockNames, copies_of: SlotArray | None = None
+    ) -> BoolArray:
+        """Make slots findable under the hashes of `blocks`, which were copied from slots of the other tier if given.
 
         False where the hash is resident already: that slot stays private to whoever holds it.
         """
@@ -216,7 +223,7 @@ class World:
         if pool is None:
             return np.zeros(len(slots), np.bool_)
         digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
-        is_new = pool.register(slots, digests, blocks.group)
+        is_new = pool.register(slots, digests, blocks.group, copies_of=copies_of)
         if self.hints.live and tier is Tier.GPU:
             self.hints.forget_hits(slots[is_new])
         if self.events.is_on:
@@ -244,7 +251,8 @@ class World:
         for stop in range(len(transfer), 0, -self.slice_blocks):
             start = max(stop - self.slice_blocks, 0)
             if outcome is Outcome.OK and self.may_copy(transfer):
-                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop))
+                sources = transfer.sources[start:stop]
+                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop), copies_of=sources)
             if outcome is Outcome.LOST:
                 self.quarantine(transfer, start=start, stop=stop)
             self.end_copies(transfer, start=start, stop=stop)
