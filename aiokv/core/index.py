@@ -111,23 +111,26 @@ class SlotIndex:
         """
         nodes = self._nodes_to_insert(slots, keys)
         if len(keys) <= AT_ONCE:
-            is_new = self._table.insert(nodes, keys, group)
+            is_new = self._table.insert(nodes, keys, group=group)
         else:
             starts = range(0, len(keys), AT_ONCE)
-            parts = [self._table.insert(nodes[i : i + AT_ONCE], keys[i : i + AT_ONCE], group) for i in starts]
+            parts = [self._table.insert(nodes[i : i + AT_ONCE], keys[i : i + AT_ONCE], group=group) for i in starts]
             is_new = np.concatenate(parts)
         self._count += int(np.count_nonzero(is_new))
         return is_new
 
     def insert_copies(self, slots: SlotArray, keys: DigestArray, *, group: int, of: SlotArray) -> BoolArray:
-        """The same, where slots `of` of the other tier should hold the keys: if all do, and alone, nothing is searched."""
+        """The same, where slots `of` of the other tier (distinct) should hold the keys.
+
+        If all of them do, and no slot of this tier does, nothing is searched.
+        """
         table = self._table
         others = of.astype(np.int64) + (table.split - self._base)
         if not table.has_tiers or not self._are_alone(others, keys, group=group):
             return self.insert(slots, keys, group=group)
-        is_new = table.attach(self._nodes_to_insert(slots, keys), others, owner=table.owner_of(group))
-        self._count += int(np.count_nonzero(is_new))
-        return is_new
+        table.attach(self._nodes_to_insert(slots, keys), keys, to=others, owner=table.owner_of(group))
+        self._count += len(slots)
+        return np.ones(len(slots), np.bool_)
 
     def remove(self, slots: SlotArray) -> None:
         """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""

@@ -11,8 +11,8 @@ State: a bucket has four ways; it is one `uint64` of four 16-bit tags (0 = empty
 four buckets, one from the low bits of each word of its digest, after mixing in a constant of the group; its tag in the
 j-th of them is the top of word j. So sixteen ways are probed with whole `[n, 4]` passes, and a new key goes to the
 bucket with most room. Per node: its digest, its owner (group + 1; 0 = no key), its entry (where its tag lies), so that
-removal is one scatter, and its twin (1 + the node of the other tier that holds the same key; 0 = none). Of twins the one
-of the second tier stands in the table: the other one comes and goes without touching it. A key that finds its four
+removal is one scatter, and its twin (1 + the node of the other tier that holds the same key; 0 = none). Of twins the
+one of the second tier stands in the table: the other one comes and goes without touching it. A key that finds its four
 buckets full goes to the *stash*.
 
 Transitions of a node: without key -> with key by `insert` or `attach`, back by `remove`.
@@ -115,7 +115,7 @@ class SlotTable:
         return len(self._stash.nodes)
 
     def owner_of(self, group: int) -> NDArray[np.int16]:
-        """What `owner` says of a node with a key of this group, zero-dimensional; UsageError for an impossible group."""
+        """What `owner` says of a node with a key of this group, without dimension; UsageError for an impossible one."""
         return self._marks_of(group).owner
 
     def find(self, keys: DigestArray, group: int) -> Found:
@@ -129,7 +129,7 @@ class SlotTable:
         parts = [self.find(keys[i : i + AT_ONCE], group) for i in range(0, len(keys), AT_ONCE)]
         return Found(np.concatenate([part.present for part in parts]), np.concatenate([part.slots for part in parts]))
 
-    def insert(self, nodes: IntArray, keys: DigestArray, group: int) -> BoolArray:
+    def insert(self, nodes: IntArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Give `nodes[i]`, all of one tier and without key, the key `keys[i]`, at most `AT_ONCE` of them.
 
         False where that tier has a node with this key, or where it comes earlier in this batch.
@@ -142,23 +142,19 @@ class SlotTable:
                 return self._insert_some(nodes, probe, found=found)
         return self._insert_new(nodes, probe)
 
-    def attach(self, nodes: IntArray, to: IntArray, *, owner: NDArray[np.int16]) -> BoolArray:
-        """Give `nodes`, all of one tier and without key, the keys of the nodes `to` of the other tier, without twin.
+    def attach(self, nodes: IntArray, keys: DigestArray, *, to: IntArray, owner: NDArray[np.int16]) -> None:
+        """Give `nodes`, all of one tier and without key, `keys`, which the nodes `to` of the other tier hold alone.
 
-        False where a node stands earlier among `to`.
+        Both are distinct.
         """
-        self.twin[to[::-1]] = nodes[::-1] + 1
-        is_first: BoolArray = self.twin.take(to) == nodes + 1
-        if np.count_nonzero(is_first) < len(to):
-            nodes, to = nodes[is_first], to[is_first]
+        self.twin[to] = nodes + 1
         self.twin[nodes] = to + 1
-        self._rows[nodes] = self._rows[to]
+        self._rows[nodes] = keys.view(_DIGEST)[:, 0]
         self.owner[nodes] = owner
         entries = self.entry.take(to)
         self.entry[nodes] = entries
         if len(nodes) and nodes.item(0) >= self.split:
             self._show(nodes, entries)
-        return is_first
 
     def remove(self, nodes: IntArray) -> None:
         """Take the keys off `nodes` (distinct, all of one tier, with keys); their twins keep them."""
@@ -244,8 +240,11 @@ class SlotTable:
         is_inserted = is_new.copy()
         if self.has_tiers:
             is_other = (found.slots < self.split) == (nodes.item(0) >= self.split)
-            attached = (found.present & is_other & (self.twin.take(found.slots) == 0)).nonzero()[0]
-            is_inserted[attached] = self.attach(nodes[attached], found.slots[attached], owner=probe.owner)
+            places = (found.present & is_other & (self.twin.take(found.slots) == 0)).nonzero()[0]
+            to, firsts = np.unique(found.slots[places], return_index=True)
+            places = places[firsts]
+            self.attach(nodes[places], probe.keys[places], to=to, owner=probe.owner)
+            is_inserted[places] = True
         if np.count_nonzero(is_new):
             is_inserted[is_new] = self._insert_new(nodes[is_new], probe.select(is_new))
         return is_inserted
