@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.core.index import SlotIndex
+from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
 from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
@@ -53,20 +53,19 @@ class EpochIndex:
 
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` of `group` in this epoch; changes nothing."""
-        found = self._index.find(keys, group)
-        if self._stale == 0:
-            return found
-        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
+        return self._current(self._index.find(keys, group))
+
+    def find_in_both(self, keys: DigestArray, group: int, *, second: EpochIndex) -> FoundInBoth:
+        """Which slots of this tier and of the `second` hold `keys`, each in its epoch. The two share a table."""
+        found = self._index.find_in_both(keys, group)
+        return FoundInBoth(self._current(found.first), second._current(found.second))
 
     def find_copies(self, slots: SlotArray, *, among: EpochIndex) -> Found:
         """Which of these indexed slots have a slot with the same key `among` those of the other tier, in its epoch.
 
         The two share a table.
         """
-        found = self._index.find_copies(slots)
-        if among._stale == 0:
-            return found
-        return Found(found.present & (among._slot_epoch.take(found.slots) == among._epoch), found.slots)
+        return among._current(self._index.find_copies(slots))
 
     def find_stale(self, keys: DigestArray, group: int) -> IntArray:
         """The slots that hold any of `keys` from an older epoch, each once."""
@@ -165,6 +164,12 @@ class EpochIndex:
     def count_stray_entries(self, start: int, stop: int) -> int:
         """As `SlotIndex.count_stray_entries`."""
         return self._index.count_stray_entries(start, stop)
+
+    def _current(self, found: Found) -> Found:
+        """What was found, without what is stale."""
+        if self._stale == 0:
+            return found
+        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
 
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""

@@ -69,7 +69,9 @@ class Foresight:
 
     def _probe(self, keys: BlockKeys, index: int, start: int) -> GroupResidency:  # noqa: PLR0917  # of group i from here
         world = self._world
-        prober = Prober(world.geometry, keys, gpu=world.gpu, cpu=world.usable_cpu, without=(), guesses=None)
+        prober = Prober(
+            world.geometry, keys, gpu=world.gpu, cpu=world.usable_cpu, without=(), guesses=None, joint=world
+        )
         blocks = keys.num_blocks // world.geometry.hashes_per_block(index)
         return prober.probe_slice(index, start, min(start + world.slice_blocks, blocks))
 

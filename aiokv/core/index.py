@@ -14,7 +14,7 @@ Transitions of a slot: not indexed -> indexed by `insert`, back by `remove`.
 
 from __future__ import annotations
 
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 
@@ -25,11 +25,18 @@ from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 from aiokv.model.plan import Found
 
-__all__ = ["SlotIndex"]
+__all__ = ["FoundInBoth", "SlotIndex"]
 
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _NOBODY: Final = np.array(0, np.int16)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
+
+
+class FoundInBoth(NamedTuple):
+    """What both tiers have of the same keys."""
+
+    first: Found
+    second: Found
 
 
 @final
@@ -62,6 +69,16 @@ class SlotIndex:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
         found = self._table.find(keys, group)
         return self._mine(found) if self._table.has_tiers else found
+
+    def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
+        """Which slots of the first tier, whose index this is, and which of the second hold `keys`; one search."""
+        present, nodes = self._table.find(keys, group)
+        is_second = nodes >= self._table.split
+        if not np.count_nonzero(is_second):
+            return FoundInBoth(Found(present, nodes), Found(is_second, np.zeros(len(nodes), np.int64)))
+        seconds = nodes - self._table.split
+        seconds *= is_second
+        return FoundInBoth(self._mine(Found(present, nodes)), Found(is_second, seconds))
 
     def find_copies(self, slots: SlotArray) -> Found:
         """Which of these indexed slots have a slot of the other tier with the same key, and which."""

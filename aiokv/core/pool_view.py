@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
-from aiokv.core.index import SlotIndex
+from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_values import GroupArray, PoolCounts
@@ -137,6 +137,10 @@ class PoolView:
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.holds(slots, keys, group=group)
+
+    def find_in_both(self, keys: DigestArray, group: int, *, second: PoolView) -> FoundInBoth:
+        """The same for this pool and that of the second tier in one search; changes nothing."""
+        return self._index.find_in_both(keys, group, second=second._index)
 
     def find_copies(self, slots: SlotArray, *, among: PoolView) -> Found:
         """Which of these resident slots have a copy in the other tier, and where; changes nothing."""

@@ -2,6 +2,7 @@
 
 Rules
 - Pure. Each (group, hash) is probed at most once per tier; the CPU tier is asked only for what the GPU tier misses.
+  Where both share a table one search answers for both, if there is no guess.
 - A guess (see `foresight.py`) is only where to look first: it counts if that slot holds that very hash in this epoch.
 """
 
@@ -12,11 +13,12 @@ from typing import Final, NamedTuple, Protocol, final
 
 import numpy as np
 
+from aiokv.core.index import FoundInBoth
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "Keys", "Prober", "count_leading", "is_all"]
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober", "count_leading", "is_all"]
 
 _FIRST_SLICE: Final = 128
 _SLICE_GROWTH: Final = 4
@@ -36,6 +38,14 @@ class Index(Protocol):
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots`, all of them slots of the pool, hold `keys[i]`."""
+        ...
+
+
+class JointIndex(Protocol):
+    """Both tiers, where one search answers for both. Pure."""
+
+    def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
+        """Where the blocks with these hashes are in each; valid until a pool changes."""
         ...
 
 
@@ -68,7 +78,7 @@ NOWHERE: Final = GroupResidency(_NO_BLOCKS, _NO_SLOTS, _NO_BLOCKS, _NO_SLOTS, _N
 class Prober:
     """Probes blocks of one request; per group, the CPU tier is not asked for leading blocks marked in `without`."""
 
-    __slots__ = ("_cpu", "_geometry", "_gpu", "_guesses", "_keys", "_without")
+    __slots__ = ("_cpu", "_geometry", "_gpu", "_guesses", "_joint", "_keys", "_without")
 
     def __init__(
         self,
@@ -79,6 +89,7 @@ class Prober:
         cpu: Index | None,
         without: Sequence[BoolArray],
         guesses: Guesses | None,
+        joint: JointIndex | None = None,
     ) -> None:
         self._geometry = geometry
         self._keys = keys
@@ -86,6 +97,7 @@ class Prober:
         self._cpu = cpu
         self._without = without
         self._guesses = guesses
+        self._joint = joint if cpu is not None and not guesses else None
 
     def probe_leading(self, index: int, blocks: int) -> GroupResidency:
         """Up to `blocks` leading blocks, in growing slices; the slice that holds the first miss is the last."""
@@ -120,6 +132,8 @@ class Prober:
     def probe_slice(self, index: int, start: int, stop: int) -> GroupResidency:  # noqa: PLR0917  # reads like a range
         """Blocks `[start, stop)`, in that order and no others."""
         keys = self._keys.digests(self._geometry.hashes_per_block(index), start, stop)
+        if self._joint is not None:
+            return self._probe_both(self._joint.find_in_both(keys, index), index=index, start=start)
         guess = self._guess(Tier.GPU, index, start, stop) if self._guesses else _NO_SLOTS
         on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess)
         on_cpu = np.zeros(len(keys), np.bool_)
@@ -139,6 +153,14 @@ class Prober:
             self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess
         )
         return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
+
+    def _probe_both(self, found: FoundInBoth, *, index: int, start: int) -> GroupResidency:
+        on_gpu, gpu_slots = found.first
+        on_cpu = np.greater(found.second.present, on_gpu)
+        if self._without:
+            unasked = self._without[index][start : start + len(on_cpu)]
+            on_cpu[: len(unasked)] &= ~unasked
+        return GroupResidency(on_gpu, gpu_slots, on_cpu, found.second.slots, on_gpu | on_cpu)
 
     def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range
         """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""

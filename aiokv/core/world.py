@@ -17,7 +17,7 @@ from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.hint_table import HintTable
-from aiokv.core.index import SlotIndex
+from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.index_table import SlotTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
@@ -26,9 +26,9 @@ from aiokv.core.pool_values import NOTHING_EVICTED, Epochs
 from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import DeferReason, Deferred, Outcome
+from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -207,6 +207,13 @@ class World:
         self.gpu.pin(slots)
         self.inflight.note_use(slots)
         self.hints.note_hits(slots)
+
+    def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
+        """Where blocks are in either tier, in one search; changes nothing."""
+        if self.cpu is None:
+            nowhere = Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64))
+            return FoundInBoth(self.gpu.find(keys, group), nowhere)
+        return self.gpu.find_in_both(keys, group, second=self.cpu)
 
     def note_moves(self, count: int) -> None:
         """So many GPU slots were named, or came to the recent end of the eviction order."""
