@@ -73,7 +73,8 @@ class Hints:
     @property
     def is_due(self) -> bool:
         """Whether there is work that has not been begun."""
-        return not self._is_working and self._world.hints.is_due
+        table = self._world.hints
+        return not self._is_working and bool(table.due or table.cleared or table.quotas.given)
 
     @property
     def is_settled(self) -> bool:

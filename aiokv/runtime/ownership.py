@@ -32,7 +32,11 @@ class Owner:
         """`UsageError` for anyone else. Asked by every public call: within the loop only the thread is compared, as no
         loop runs in a process that has just been forked.
         """
-        if _running_loop() is not self._loop or threading.get_ident() != self._thread:
+        try:
+            is_inside = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_inside = False
+        if not is_inside or threading.get_ident() != self._thread:
             self._check_from_outside()
 
     def take_over_to_close(self) -> None:
