@@ -18,6 +18,7 @@ from aiokv.errors import (
 from aiokv.model.events import BlockRemoved, BlockStored, EventsDropped, TierCleared
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.keys import BlockKeys, MediaSpan
+from aiokv.model.pinning import PinState, PinStatus
 from aiokv.model.plan import (
     Checksum,
     CopyBatch,
@@ -77,6 +78,8 @@ __all__ = [
     "LeaseState",
     "MediaSpan",
     "Outcome",
+    "PinState",
+    "PinStatus",
     "Preempted",
     "RankTransfer",
     "RecurrentState",

@@ -48,8 +48,8 @@ NAMES = """
 AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGeometry CapacityError Checksum
 ChunkedLocal ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped
 ForeignBlock FullAttention GroupSpec HintState Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan
-Outcome Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy Tier TierCleared
-TransferError UsageError run
+Outcome PinState PinStatus Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy
+Tier TierCleared TransferError UsageError run
 """
 TESTING_NAMES = """
 BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend InjectedFaults Row RuntimeDriver Scheduler Setup

@@ -7,8 +7,6 @@ group's block, and a group's fragments lie in it one behind the other, in the or
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.base import BackendLayout
+from aiokv.backends.mapping import map_bytes, touch
 from aiokv.backends.strides import Fragment, TensorView, find_fragments, require_shared_blocks_agree, view_tensor
 from aiokv.errors import ConfigError
 from aiokv.model.numbers import is_whole
@@ -100,19 +99,19 @@ class CpuArena:
     it or to a row.
     """
 
-    __slots__ = ("_mapping", "rows")
+    __slots__ = ("rows",)
 
     def __init__(self, *, blocks: int, block_bytes: int) -> None:
-        self._mapping = _map_exactly(blocks * block_bytes)
-        flat = np.frombuffer(self._mapping, dtype=np.uint8) if self._mapping else np.empty(0, dtype=np.uint8)
-        flat[:: mmap.PAGESIZE] = 0
+        flat = map_bytes(blocks * block_bytes)
+        for _ in touch(flat):
+            continue
         self.rows: ByteRows = flat.reshape(blocks, block_bytes)
         """All slots, shape `[blocks, block_bytes]`."""
 
     @property
     def num_bytes(self) -> int:
         """Length of the mapping."""
-        return 0 if self._mapping is None else len(self._mapping)
+        return self.rows.nbytes
 
 
 # Helpers, in reading order.
@@ -152,22 +151,6 @@ def _find_device(tensors: Sequence[TensorView]) -> str:
         if tensor.device != tensors[0].device:
             tensor.reject(f"it is on {tensor.device}, but {tensors[0].label} is on {tensors[0].device}")
     return tensors[0].device if tensors else ""
-
-
-def _map_exactly(num_bytes: int) -> mmap.mmap | None:
-    if num_bytes == 0:
-        return None
-    try:
-        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot map {num_bytes} bytes for the CPU tier: {error}") from error
-    if hasattr(mmap, "MADV_DONTFORK"):
-        mapping.madvise(mmap.MADV_DONTFORK)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Scattered small blocks copy up to a third faster; the mapping does not get longer.
-        with contextlib.suppress(OSError):  # a kernel built without huge pages
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    return mapping
 
 
 def _quoted(names: Sequence[str]) -> str:

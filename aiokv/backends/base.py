@@ -11,10 +11,11 @@ from enum import Enum
 from typing import Protocol
 
 from aiokv.model.ids import Direction, KeyEnum
+from aiokv.model.pinning import PinStatus
 from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["Backend", "BackendLayout", "DeviceEvent", "EventStatus", "WakeMode"]
+__all__ = ["Backend", "BackendLayout", "DeviceEvent", "EventStatus", "Pinning", "WakeMode"]
 
 
 class EventStatus(KeyEnum):
@@ -84,6 +85,37 @@ class BackendLayout(Protocol):
         ...
 
 
+class Pinning(Protocol):
+    """How the CPU arena becomes known to the device, which goes on in the background. Called from the loop's thread.
+
+    `aiokv.backends.pinning.NOTHING_TO_PIN` is that of backends without a device.
+    """
+
+    @property
+    def status(self) -> PinStatus:
+        """As of now; any thread may ask."""
+        ...
+
+    def when_settled(self, callback: Callable[[], None]) -> None:
+        """Call back once, from any thread, when there is nothing to wait for; at once if that is so already."""
+        ...
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undo `when_settled`, if it has not called back yet."""
+        ...
+
+    def pause(self, when_quiet: Callable[[], None]) -> None:
+        """Begin no call into the driver until `resume` was called as often.
+
+        Calls back once, from any thread, when the one in progress has ended; at once if there is none.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Undo one `pause`."""
+        ...
+
+
 class Backend(Protocol):
     """Moves whole blocks between the tiers.
 
@@ -93,6 +125,11 @@ class Backend(Protocol):
 
     name: str
     wake_mode: WakeMode
+
+    @property
+    def pinning(self) -> Pinning:
+        """How its CPU arena stands with the device. Asked once it is open, and still after `close`."""
+        ...
 
     def open(self, layout: BackendLayout) -> None:
         """Take the engine's tensors, make the CPU arena. Raises `ConfigError` for what cannot be used."""

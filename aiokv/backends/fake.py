@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
@@ -143,6 +144,7 @@ class FakeBackend:
 
     name = "fake"
     wake_mode = WakeMode.DOORBELL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self, *, manual: bool = True, block_bytes: int = 0) -> None:
         """Nothing is allocated before `open`."""

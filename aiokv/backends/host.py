@@ -20,6 +20,7 @@ from aiokv.backends.base import BackendLayout, WakeMode
 from aiokv.backends.checksums import BlockChecksums, choose_digest
 from aiokv.backends.host_copy import Lane, cut_lanes
 from aiokv.backends.host_thread import CopyJob, CopyThread, HostEvent, HostFaults, Stall
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, UsageError
 from aiokv.model.ids import NULL_SLOT, Direction, SlotArray
 from aiokv.model.plan import Checksum, CopyBatch
@@ -66,6 +67,7 @@ class HostBackend:
 
     name = "host"
     wake_mode = WakeMode.POLL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self, *, faults: HostFaults | None = None) -> None:
         self._faults = faults or HostFaults()

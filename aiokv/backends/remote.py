@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import final
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
@@ -43,6 +44,7 @@ class RemoteBackend:
 
     name = "remote"
     wake_mode = WakeMode.DOORBELL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self) -> None:
         self._ring: Callable[[], None] = _ring_nothing

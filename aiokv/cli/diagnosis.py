@@ -9,15 +9,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, final
 
+from aiokv.backends.chunks import MOST_BYTES_PER_CALL
+from aiokv.backends.memory_plan import LimitKind, MemoryPlan, Registration
 from aiokv.cli.machine import Machine
+from aiokv.cli.memory_view import plan_settings
+from aiokv.model.sizes import format_bytes
 from aiokv.runtime.config_file import Settings
 
-__all__ = ["Finding", "Level", "diagnose", "format_bytes", "worst_level"]
+__all__ = ["Finding", "Level", "diagnose", "plan_machine", "worst_level"]
 
 _OLDEST_BINDINGS: Final = (12, 9, 10)
 _TOO_NEW_BINDINGS: Final = (14,)
@@ -43,20 +47,27 @@ class Finding:
     advice: tuple[str, ...] = ()
 
 
-def diagnose(machine: Machine, *, settings: Settings) -> tuple[Finding, ...]:
-    """Judge `machine` for a runtime with `settings`; pure."""
-    checks: tuple[Callable[[Machine, Settings], Finding], ...] = (
-        _check_system,
-        _check_driver,
-        _check_bindings,
-        _check_torch,
-        _check_uvloop,
-        _check_memory,
-        _check_memlock,
-        _check_huge_pages,
-        _check_numa,
+def diagnose(machine: Machine, *, settings: Settings, block_bytes: int | None = None) -> tuple[Finding, ...]:
+    """Judge `machine` for a runtime with `settings`, whose blocks have so many bytes; pure."""
+    plan = plan_machine(machine, settings=settings, block_bytes=block_bytes)
+    return (
+        _check_system(machine),
+        _check_driver(machine, settings),
+        _check_bindings(machine, settings),
+        _check_torch(machine),
+        _check_uvloop(machine),
+        _check_memory(machine, plan),
+        _check_pinned_memory(machine, settings, plan=plan),
+        _check_memlock(machine, settings),
+        _check_huge_pages(machine, settings),
+        _check_numa(machine, settings),
     )
-    return tuple(check(machine, settings) for check in checks)
+
+
+def plan_machine(machine: Machine, *, settings: Settings, block_bytes: int | None = None) -> MemoryPlan:
+    """What a runtime with `settings` takes of this machine's memory."""
+    registration = Registration.PINNED if _wants_cuda(machine, settings) else Registration.NONE
+    return plan_settings(settings, machine, registration=registration, block_bytes=block_bytes)
 
 
 def worst_level(findings: Iterable[Finding]) -> Level:
@@ -64,15 +75,7 @@ def worst_level(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), default=Level.FINE)
 
 
-def format_bytes(size: int) -> str:
-    """A size for people, in powers of 1024."""
-    for unit, factor in (("TiB", 1024**4), ("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if size >= factor:
-            return f"{size / factor:.4g} {unit}"
-    return f"{size} B"
-
-
-def _check_system(machine: Machine, _: Settings) -> Finding:
+def _check_system(machine: Machine) -> Finding:
     found = f"{machine.system} {machine.architecture}, Python {machine.python}, {machine.cpus} CPUs"
     if machine.system == "Windows":
         return Finding(check="system", level=Level.UNUSABLE, found=found, advice=("use WSL2",))
@@ -105,14 +108,14 @@ def _check_bindings(machine: Machine, settings: Settings) -> Finding:
     return Finding(check="cuda-bindings", level=Level.FINE, found=installed)
 
 
-def _check_torch(machine: Machine, _: Settings) -> Finding:
+def _check_torch(machine: Machine) -> Finding:
     installed = machine.packages.get("torch")
     if installed is None:
         return Finding(check="torch", level=Level.UNUSABLE, found="not installed", advice=("pip install torch",))
     return Finding(check="torch", level=Level.FINE, found=installed)
 
 
-def _check_uvloop(machine: Machine, _: Settings) -> Finding:
+def _check_uvloop(machine: Machine) -> Finding:
     installed = machine.packages.get("uvloop")
     if installed is None and machine.system != "Windows":
         advice = ("pip install uvloop: the recommended event loop",)
@@ -120,21 +123,38 @@ def _check_uvloop(machine: Machine, _: Settings) -> Finding:
     return Finding(check="uvloop", level=Level.FINE, found=installed or "not made for Windows")
 
 
-def _check_memory(machine: Machine, settings: Settings) -> Finding:
+def _check_memory(machine: Machine, plan: MemoryPlan) -> Finding:
     usable = _usable_memory(machine)
     limit = "no cgroup limit" if machine.memory_limit is None else f"cgroup limit {format_bytes(machine.memory_limit)}"
     found = f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available, {limit}"
-    asked = settings.cpu_bytes
-    if asked is None or not usable:
+    wanted = plan.total_bytes
+    if not plan.arena_bytes or not usable:
         return Finding(check="memory", level=Level.FINE, found=found)
-    found = f"{found}; the CPU pool asks for {format_bytes(asked)}"
-    if asked > usable:
+    found = f"{found}; the pools take {format_bytes(wanted)}"
+    if plan.broken(LimitKind.FIXED):
         advice = (f"set cpu_bytes to at most {format_bytes(int(usable * _COMFORTABLE_SHARE))}, or raise the limit",)
         return Finding(check="memory", level=Level.UNUSABLE, found=found, advice=advice)
-    if asked > usable * _COMFORTABLE_SHARE or asked > machine.memory_available:
+    if short := plan.broken(LimitKind.NOW):
+        left = format_bytes(short[0].allowed or 0)
+        advice = (f"{short[0].name} is {left}, a runtime would refuse to open: lower cpu_bytes or free memory",)
+        return Finding(check="memory", level=Level.DEGRADED, found=found, advice=advice)
+    if wanted > usable * _COMFORTABLE_SHARE or wanted > machine.memory_available:
         advice = ("the rest may not be enough for the model and this process: lower cpu_bytes or free memory",)
         return Finding(check="memory", level=Level.DEGRADED, found=found, advice=advice)
     return Finding(check="memory", level=Level.FINE, found=found)
+
+
+def _check_pinned_memory(machine: Machine, settings: Settings, *, plan: MemoryPlan) -> Finding:
+    if not _wants_cuda(machine, settings):
+        return Finding(check="pinned memory", level=Level.FINE, found="not needed without CUDA")
+    if plan.chunks is None:
+        return Finding(check="pinned memory", level=Level.FINE, found="no CPU pool of a known size to pin")
+    calls, largest = plan.chunks.count, format_bytes(plan.chunks.largest_bytes)
+    found = f"{format_bytes(plan.arena_bytes)} are registered in the background: {calls} calls of at most {largest}"
+    if any(limit.allowed == MOST_BYTES_PER_CALL for limit in plan.broken(LimitKind.PINNING)):
+        advice = ("one call of 512 GiB or more fails, so that the pool stays unpinned: its blocks are too large",)
+        return Finding(check="pinned memory", level=Level.DEGRADED, found=found, advice=advice)
+    return Finding(check="pinned memory", level=Level.FINE, found=found)
 
 
 def _check_memlock(machine: Machine, settings: Settings) -> Finding:
@@ -148,7 +168,7 @@ def _check_memlock(machine: Machine, settings: Settings) -> Finding:
 
 
 def _check_huge_pages(machine: Machine, settings: Settings) -> Finding:
-    reserved = f"{machine.huge_pages_free} free of {format_bytes(machine.huge_page_size)} reserved ones"
+    reserved = f"{machine.huge_pages_free} free of {format_bytes(machine.huge_page_size)} reserved ones, not used"
     found = f"transparent: {machine.transparent_huge_pages}; {reserved}"
     if machine.transparent_huge_pages == "never" and _wants_cuda(machine, settings):
         advice = ("pinning a large CPU pool is faster with them: transparent_hugepage=madvise",)
@@ -159,7 +179,7 @@ def _check_huge_pages(machine: Machine, settings: Settings) -> Finding:
 def _check_numa(machine: Machine, settings: Settings) -> Finding:
     found = "1 node" if machine.numa_nodes == 1 else f"{machine.numa_nodes} nodes"
     if machine.numa_nodes > 1 and _wants_cuda(machine, settings):
-        advice = ("start the process on the GPU's node (numactl --cpunodebind=N --membind=N): pinned pages stay put",)
+        advice = ("the CPU pool is laid on the GPU's node: let the process run there (numactl), pinned pages stay put",)
         return Finding(check="NUMA", level=Level.FINE, found=found, advice=advice)
     return Finding(check="NUMA", level=Level.FINE, found=found)
 

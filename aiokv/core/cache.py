@@ -33,6 +33,7 @@ from aiokv.core.ranks import Ranks
 from aiokv.core.resets import Resets
 from aiokv.core.room import Room
 from aiokv.core.slices import SLICE_BLOCKS
+from aiokv.core.store_gate import StoreGate
 from aiokv.core.store_policy import EAGER_STORES, StoreSettings, choose_strategy
 from aiokv.core.store_queue import StoreQueue
 from aiokv.core.truncations import Truncations
@@ -60,7 +61,7 @@ class CacheState:
 
     __slots__ = (
         "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "foresight", "forks",
-        "hints", "placement", "truncations",
+        "hints", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class CacheState:
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
         self.placement = Placement(self._world)
+        self.store_gate = StoreGate(self._world)
         self.hints = Hints(self._world, quota=hint_quota)
         self._resets = Resets(self._world, hints=self.hints)
 
@@ -218,10 +220,7 @@ class CacheState:
         self._room.undo_extend(record, capacity)
 
     def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> TableArray:
-        """The block table from position `start` on; finishes the naming.
-
-        Read-only, valid until the lease is extended.
-        """
+        """The block table from position `start` on, read-only, until the lease is extended; finishes the naming."""
         record.check_open()
         self._admission.finish_naming(record)
         return record.tables[group].view(start)

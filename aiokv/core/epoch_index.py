@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.arrivals import Arrivals
 from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
 from aiokv.core.slot_memory import zeros
@@ -28,11 +29,12 @@ __all__ = ["EpochIndex"]
 class EpochIndex:
     """A `SlotIndex` whose entries belong to epochs; `len` counts stale ones too."""
 
-    __slots__ = ("_epoch", "_index", "_slot_epoch", "_stale")
+    __slots__ = ("_arrivals", "_epoch", "_index", "_slot_epoch", "_stale")
 
     def __init__(self, capacity: int, *, index: SlotIndex | None = None) -> None:
         """`capacity` is one more than the largest slot; an `index` that shares its table has to be given."""
         self._index = SlotIndex(capacity) if index is None else index
+        self._arrivals = Arrivals(capacity)
         self._slot_epoch: NDArray[np.int32] = zeros(capacity, np.int32)
         self._epoch = 0
         self._stale = 0
@@ -116,6 +118,14 @@ class EpochIndex:
             is_held &= self._slot_epoch.take(slots) == self._epoch
         return is_held
 
+    def begin_moment(self) -> int:
+        """As `Arrivals.begin_moment`."""
+        return self._arrivals.begin_moment()
+
+    def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
+        """Which of `keys`, missing at that moment, may be there now. What has not come is missing in any epoch."""
+        return self._arrivals.may_have_come(keys, since=since)
+
     def insert(
         self, slots: SlotArray, keys: DigestArray, *, group: int, copies_of: SlotArray | None = None
     ) -> BoolArray:
@@ -127,6 +137,7 @@ class EpochIndex:
             inserted = self._index.insert(slots, keys, group=group)
         else:
             inserted = self._index.insert_copies(slots, keys, group=group, of=copies_of)
+        self._arrivals.note(keys)
         if self._epoch:  # before the first bump all are of this one
             self._slot_epoch[slots] = self._epoch
         return inserted

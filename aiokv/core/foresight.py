@@ -2,9 +2,11 @@
 
 Duty: looking up thousands of blocks is long for one hold. Slices of it run before, and put down with the keys where
 each block was. The lookup at admission looks there first: comparing a hash with that of one known slot takes a fraction
-of a search, and only what has moved or is missing is searched for. A lookup in vain puts down what it has found, too.
+of a search. What is not there is searched for only if it may have come meanwhile (`arrivals.py`). A lookup in vain puts
+down what it has found, too.
 
-Rules: pure but for the keys' own notes. A guess is never believed, only verified; that of another cache is not seen.
+Rules: pure but for the keys' own notes. A slot is never believed, only verified; so is, by its last hash, that a search
+was for these very tokens; what was found out for another cache is not seen.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.lookup import Residency
-from aiokv.core.probing import GroupResidency, Guesses, Prober, is_all
+from aiokv.core.probing import GroupResidency, Guesses, Prober, Search, is_all
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import Tier
+from aiokv.model.ids import IntArray, Tier
 from aiokv.model.keys import BlockKeys
 
 __all__ = ["LONG_BLOCKS", "Foresight", "find_guesses", "remember"]
@@ -28,17 +30,20 @@ LONG_BLOCKS: Final = 2048
 
 def find_guesses(world: World, keys: BlockKeys) -> Guesses | None:
     """What was found out beforehand for this cache, if anything was."""
-    return keys.notes.get(world.identity) if keys.notes else None
+    guesses: Guesses | None = keys.notes.get(world.identity) if keys.notes else None
+    if guesses is None or all(_is_for(world, keys, index=i, search=s) for i, s in guesses.searches.items()):
+        return guesses
+    return guesses._replace(searches={})
 
 
 def remember(world: World, keys: BlockKeys, *, residency: Residency) -> None:
     """Who was looked up in vain asks again: put down with a long prompt's keys what was found."""
     if keys.num_blocks < LONG_BLOCKS:
         return
-    guesses = _new_guesses(world, keys)
+    notes = _Notes(world, keys)
     for index in world.geometry.full_groups:
-        _fill(guesses, residency.groups[index], index=index, start=0)
-    _put_down(world, keys, guesses=guesses)
+        notes.add(residency.groups[index], index=index, start=0)
+    notes.put_down()
 
 
 @final
@@ -57,38 +62,65 @@ class Foresight:
         """
         if keys.num_blocks < LONG_BLOCKS:
             return
-        guesses = _new_guesses(self._world, keys)
+        notes = _Notes(self._world, keys)
         for index in self._world.geometry.full_groups:
-            for start in range(0, len(guesses[Tier.GPU, index]), self._world.slice_blocks):
+            for start in range(0, _count_blocks(self._world, keys, index=index), self._world.slice_blocks):
                 found = self._probe(keys, index, start)
-                _fill(guesses, found, index=index, start=start)
+                notes.add(found, index=index, start=start)
                 if not is_all(found.present):
                     break
                 yield
-        _put_down(self._world, keys, guesses=guesses)
+        notes.put_down()
 
     def _probe(self, keys: BlockKeys, index: int, start: int) -> GroupResidency:  # noqa: PLR0917  # of group i from here
         world = self._world
-        prober = Prober(
-            world.geometry, keys, gpu=world.gpu, cpu=world.usable_cpu, without=(), guesses=None, joint=world
-        )
-        blocks = keys.num_blocks // world.geometry.hashes_per_block(index)
-        return prober.probe_slice(index, start, min(start + world.slice_blocks, blocks))
+        gpu, cpu = world.gpu, world.usable_cpu
+        prober = Prober(world.geometry, keys, gpu=gpu, cpu=cpu, without=(), guesses=None, joint=world)
+        stop = min(start + world.slice_blocks, _count_blocks(world, keys, index=index))
+        return prober.probe_slice(index, start, stop)
 
 
-def _new_guesses(world: World, keys: BlockKeys) -> Guesses:
-    """For each block of the full groups, in each tier: it may lie anywhere."""
-    geometry = world.geometry
-    blocks = {index: keys.num_blocks // geometry.hashes_per_block(index) for index in geometry.full_groups}
-    return {(tier, index): np.zeros(count, np.int64) for index, count in blocks.items() for tier in Tier}
+@final
+class _Notes:
+    """What is about to be put down with the keys of one prompt."""
+
+    __slots__ = ("_keys", "_moment", "_searches", "_slots", "_world")
+
+    def __init__(self, world: World, keys: BlockKeys) -> None:
+        self._world = world
+        self._keys = keys
+        self._moment = world.gpu.begin_moment()
+        self._searches: dict[int, Search] = {}
+        self._slots: dict[tuple[Tier, int], IntArray] = {}
+        """For each block of the full groups, in each tier: it may lie anywhere."""
+        for index in world.geometry.full_groups:
+            for tier in Tier:
+                self._slots[tier, index] = np.zeros(_count_blocks(world, keys, index=index), np.int64)
+
+    def add(self, found: GroupResidency, *, index: int, start: int) -> None:
+        """The blocks of group `index` from `start` on were looked for, after all before them."""
+        stop = start + len(found.present)
+        np.copyto(self._slots[Tier.GPU, index][start:stop], found.gpu_slots, where=found.on_gpu)
+        np.copyto(self._slots[Tier.CPU, index][start:stop], found.cpu_slots, where=found.on_cpu)
+        if stop:
+            last = _hash_at(self._world, self._keys, index=index, block=stop - 1)
+            self._searches[index] = Search(blocks=stop, last=last, moment=self._moment)
+
+    def put_down(self) -> None:
+        """Let whoever asks for these keys know."""
+        slots = {place: slots for place, slots in self._slots.items() if np.count_nonzero(slots)}
+        self._keys.notes[self._world.identity] = Guesses(slots, searches=self._searches)
 
 
-def _fill(guesses: Guesses, found: GroupResidency, *, index: int, start: int) -> None:
-    """Put down where the blocks of group `index` from `start` on are, as far as they were looked for and are there."""
-    stop = start + len(found.present)
-    np.copyto(guesses[Tier.GPU, index][start:stop], found.gpu_slots, where=found.on_gpu)
-    np.copyto(guesses[Tier.CPU, index][start:stop], found.cpu_slots, where=found.on_cpu)
+def _is_for(world: World, keys: BlockKeys, *, index: int, search: Search) -> bool:
+    """Whether a search was for these keys, which may have other tokens by now, or fewer, or not be hashed so far."""
+    is_hashed = search.blocks * world.geometry.hashes_per_block(index) <= keys.num_hashed
+    return is_hashed and _hash_at(world, keys, index=index, block=search.blocks - 1) == search.last
 
 
-def _put_down(world: World, keys: BlockKeys, *, guesses: Guesses) -> None:
-    keys.notes[world.identity] = {place: slots for place, slots in guesses.items() if np.count_nonzero(slots)}
+def _hash_at(world: World, keys: BlockKeys, *, index: int, block: int) -> bytes:
+    return keys.digests(world.geometry.hashes_per_block(index), block, block + 1).tobytes()
+
+
+def _count_blocks(world: World, keys: BlockKeys, *, index: int) -> int:
+    return keys.num_blocks // world.geometry.hashes_per_block(index)

@@ -146,6 +146,14 @@ class PoolView:
         """Which of these resident slots have a copy in the other tier, and where; changes nothing."""
         return self._index.find_copies(slots, among=among._index)
 
+    def begin_moment(self) -> int:
+        """The moment that ends now, for `may_have_come`; what is known of the pool does not change."""
+        return self._index.begin_moment()
+
+    def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
+        """Which of `keys`, missing at that moment, may be there now: the others are missing still."""
+        return self._index.may_have_come(keys, since=since)
+
     def find_coldest(self, n: int, scan_limit: int) -> SlotArray:
         """Up to `n` evictable slots, coldest first; looks at `scan_limit` entries at most and changes nothing."""
         return self._queue.peek(n, scan_limit)

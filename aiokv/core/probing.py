@@ -25,8 +25,25 @@ _SLICE_GROWTH: Final = 4
 _NO_BLOCKS: Final[BoolArray] = np.zeros(0, np.bool_)
 _NO_SLOTS: Final[IntArray] = np.zeros(0, np.int64)
 
-Guesses = Mapping[tuple[Tier, int], IntArray]
-"""By tier and group: the slot in which each block may be; any where it was not found."""
+
+class Search(NamedTuple):
+    """The GPU tier was asked for the leading blocks of a group."""
+
+    blocks: int
+    """So many of them."""
+    last: bytes
+    """The hash of the last one, and so of all."""
+    moment: int
+    """When, by the clock of that tier: where they are not as they were found, they are missing or have come since."""
+
+
+class Guesses(NamedTuple):
+    """What was found out about a request's blocks beforehand."""
+
+    slots: Mapping[tuple[Tier, int], IntArray]
+    """By tier and group: the slot in which each block may be; any where it was not found."""
+    searches: Mapping[int, Search]
+    """By group. They are believed: those of other tokens are to be left out."""
 
 
 class Index(Protocol):
@@ -38,6 +55,10 @@ class Index(Protocol):
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots`, all of them slots of the pool, hold `keys[i]`."""
+        ...
+
+    def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
+        """Which of `keys` may have come into the pool since that moment of it."""
         ...
 
 
@@ -97,12 +118,16 @@ class Prober:
         self._cpu = cpu
         self._without = without
         self._guesses = guesses
-        self._joint = joint if cpu is not None and not guesses else None
+        self._joint = joint if cpu is not None and guesses is None else None
 
     def probe_leading(self, index: int, blocks: int) -> GroupResidency:
-        """Up to `blocks` leading blocks, in growing slices; the slice that holds the first miss is the last."""
+        """Up to `blocks` leading blocks, in growing slices; the slice that holds the first miss is the last.
+
+        What was searched for beforehand is in the first slice.
+        """
         parts: list[GroupResidency] = []
-        start, size = 0, _FIRST_SLICE
+        search = self._guesses.searches.get(index) if self._guesses else None
+        start, size = 0, _FIRST_SLICE if search is None else max(search.blocks, _FIRST_SLICE)
         while start < blocks:
             stop = min(start + size, blocks)
             part = self.probe_slice(index, start, stop)
@@ -135,7 +160,8 @@ class Prober:
         if self._joint is not None:
             return self._probe_both(self._joint.find_in_both(keys, index), index=index, start=start)
         guess = self._guess(Tier.GPU, index, start, stop) if self._guesses else _NO_SLOTS
-        on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess)
+        since = self._since(index, stop) if self._guesses else None
+        on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess, since=since)
         on_cpu = np.zeros(len(keys), np.bool_)
         cpu_slots = np.zeros(len(keys), np.int64)
         if self._cpu is None or is_all(on_gpu):
@@ -146,11 +172,11 @@ class Prober:
             is_absent[: len(unasked)] &= ~unasked
         guess = self._guess(Tier.CPU, index, start, stop) if self._guesses else _NO_SLOTS
         if is_all(is_absent):
-            on_cpu, cpu_slots = _find(self._cpu, keys, group=index, guess=guess)
+            on_cpu, cpu_slots = _find(self._cpu, keys, group=index, guess=guess, since=None)
             return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_cpu)
         absent = is_absent.nonzero()[0]
         on_cpu[absent], cpu_slots[absent] = _find(
-            self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess
+            self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess, since=None
         )
         return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
 
@@ -164,8 +190,13 @@ class Prober:
 
     def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range
         """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""
-        guess = _NO_SLOTS if self._guesses is None else self._guesses.get((tier, index), _NO_SLOTS)
+        guess = _NO_SLOTS if self._guesses is None else self._guesses.slots.get((tier, index), _NO_SLOTS)
         return guess[start:stop] if len(guess) >= stop else _NO_SLOTS
+
+    def _since(self, index: int, stop: int) -> int | None:
+        """When the GPU tier was asked for all blocks before `stop`, if it was."""
+        search = None if self._guesses is None else self._guesses.searches.get(index)
+        return None if search is None or search.blocks < stop else search.moment
 
 
 def count_leading(present: BoolArray) -> int:
@@ -187,11 +218,20 @@ def _nowhere(blocks: int) -> GroupResidency:
     return GroupResidency(mask, slots, mask, slots, mask)
 
 
-def _find(pool: Index, keys: DigestArray, *, group: int, guess: IntArray) -> Found:
-    if not len(guess):
+def _find(pool: Index, keys: DigestArray, *, group: int, guess: IntArray, since: int | None) -> Found:
+    """Look where the blocks may be, then search for those that are not there, but for what was missing at the moment
+    `since` and has not come.
+    """
+    if len(guess):
+        present, slots = pool.holds(guess, keys, group=group), guess.copy()
+    elif since is not None:
+        present, slots = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64)
+    else:
         return pool.find(keys, group)
-    present, slots = pool.holds(guess, keys, group=group), guess.copy()
     missing = np.logical_not(present).nonzero()[0]
+    if since is not None and len(missing):
+        rows = keys if len(missing) == len(keys) else keys[missing]
+        missing = missing[pool.may_have_come(rows, since=since)]
     if len(missing):
         present[missing], slots[missing] = pool.find(keys[missing], group)
     return Found(present, slots)

@@ -80,6 +80,7 @@ class World:
         "identity",
         "inflight",
         "is_backend_lost",
+        "is_storing_shut",
         "leases",
         "lost_gpu_slots",
         "outbox",
@@ -121,6 +122,7 @@ class World:
         self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
         self.is_backend_lost = False
+        self.is_storing_shut = False
         self.identity = object()
         """Stands for this cache where others' notes may lie beside its own."""
         self.epochs = Epochs(self.gpu.epoch, 0)
@@ -135,8 +137,8 @@ class World:
 
     @property
     def has_cpu_tier(self) -> bool:
-        """Whether blocks may be looked up in the CPU tier and stored there."""
-        return self.cpu is not None and not self.is_backend_lost
+        """Whether blocks may be stored in the CPU tier."""
+        return self.cpu is not None and not self.is_backend_lost and not self.is_storing_shut
 
     @property
     def usable_cpu(self) -> Pool | None:

@@ -6,38 +6,12 @@ sum over all labels of a family has a meaning.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final, final
+from typing import Final
 
 from aiokv.observe import hint_readers, readers
-from aiokv.observe.readers import Reading, View
+from aiokv.observe.family import Family, Kind
 
 __all__ = ["ACCOUNTING_ERRORS", "FAMILIES", "Family", "Kind"]
-
-
-class Kind(Enum):
-    """The types of the exposition format that are used."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-    INFO = "info"
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One family; `name` is without the suffixes that its samples get (`_total`, `_bucket`, `_info`)."""
-
-    name: str
-    kind: Kind
-    help: str
-    read: Callable[[View], Iterable[Reading]]
-    labels: tuple[str, ...] = ()
-    unit: str = ""
-
 
 _REQUESTS: Final = (
     Family(
@@ -187,6 +161,13 @@ _POOLS: Final = (
         labels=("tier",),
         help="Memory behind the usable slots of a pool.",
         read=readers.read_pool_capacity,
+    ),
+    Family(
+        name="aiokv_pinned_bytes",
+        kind=Kind.GAUGE,
+        unit="bytes",
+        help="How much of the CPU pool is registered with the device: all once pinned, 0 if unpinned or without one.",
+        read=readers.read_pinned_bytes,
     ),
     Family(
         name="aiokv_evictions",

@@ -10,13 +10,14 @@ Rules
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, final
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Source
 from aiokv.model.ids import Direction, Tier
+from aiokv.model.pinning import NOT_NEEDED, PinState, PinStatus
 from aiokv.observe.checks import COPY_ENDS, count_in_flight
 from aiokv.observe.ledger import Ledger
 from aiokv.observe.stats import Degradation, Histogram, Invariant, Stats
@@ -37,6 +38,8 @@ class RuntimeFacts:
     backend: str
     slot_bytes: Mapping[Tier, int] = field(default_factory=dict)
     """Bytes behind one slot; absent or 0 where the backend has no memory of its own."""
+    read_pinning: Callable[[], PinStatus] = lambda: NOT_NEEDED
+    """How the CPU arena stands with the device, at the moment; any thread may ask."""
 
 
 @final
@@ -224,6 +227,12 @@ def read_pool_capacity(view: View) -> Iterable[Reading]:
             yield Reading((tier.value,), capacity * slot_bytes)
 
 
+def read_pinned_bytes(view: View) -> Iterable[Reading]:
+    """Only a CPU tier has an arena to register."""
+    if Tier.CPU in view.capacities:
+        yield Reading((), view.facts.read_pinning().registered_bytes)
+
+
 def read_evictions(view: View) -> Iterable[Reading]:
     """Blocks that are not findable any more."""
     for (tier, reason), blocks in view.core.counters.evicted_blocks.items():
@@ -309,6 +318,7 @@ def read_accounting_errors(view: View) -> Iterable[Reading]:
 def read_degraded(view: View) -> Iterable[Reading]:
     """1 where a runtime serves less well than it was built to."""
     yield Reading((Degradation.BACKEND_LOST.value,), int(view.core.is_backend_lost))
+    yield Reading((Degradation.UNPINNED.value,), int(view.facts.read_pinning().state is PinState.UNPINNED))
 
 
 def read_events_published(view: View) -> Iterable[Reading]:

@@ -51,6 +51,8 @@ class Degradation(Enum):
 
     BACKEND_LOST = "backend_lost"
     """No copy can be made any more: there is no CPU tier."""
+    UNPINNED = "unpinned"
+    """The CPU arena could not be registered with the device: copies are slower."""
 
 
 class Invariant(Enum):

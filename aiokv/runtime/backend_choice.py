@@ -1,4 +1,4 @@
-"""Which backend a configuration means, and how large the CPU pool becomes."""
+"""Which backend a configuration means, how large the CPU pool becomes, and whether it fits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend
 from aiokv.backends.host import HostBackend
+from aiokv.backends.host_memory import read_host_memory
+from aiokv.backends.memory_plan import Demand, plan_memory
 from aiokv.backends.remote import RemoteBackend
+from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import StorePolicy
 from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
 
-__all__ = ["choose_backend", "describe_runtime", "plan_layout"]
+__all__ = ["build_core", "choose_backend", "describe_runtime", "plan_layout"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,12 +51,36 @@ def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -
     return _layout(config, arenas, cpu_blocks=cpu_blocks)
 
 
+def build_core(config: RuntimeConfig, *, layout: Layout) -> CacheState:
+    """The core of these pools, its indexes touched: takes seconds for ten million slots, so call it in a worker thread.
+
+    Before that, `ConfigError` names the limit if they and the CPU arena do not fit into memory.
+    """
+    plan_memory(Demand.of(layout), read_host_memory()).require_fit()
+    core = CacheState(
+        config.geometry,
+        gpu_blocks=config.gpu_blocks,
+        cpu_blocks=layout.cpu_blocks,
+        watermark=config.watermark,
+        stores=config.stores,
+        world_size=config.world_size,
+        hint_quota=config.hint_quota,
+    )
+    core.warm()
+    return core
+
+
 def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
     """What the metrics say of a runtime beside its counts."""
     from aiokv import __version__  # not known yet while the package is being imported
 
     slot_bytes = {Tier.GPU: layout.gpu_block_bytes, Tier.CPU: layout.cpu_block_bytes}
-    return RuntimeFacts(version=__version__, backend=backend.name, slot_bytes=slot_bytes)
+    return RuntimeFacts(
+        version=__version__,
+        backend=backend.name,
+        slot_bytes=slot_bytes,
+        read_pinning=lambda: backend.pinning.status,
+    )
 
 
 def _warn_if_small(config: RuntimeConfig, *, cpu_blocks: int) -> None:

@@ -19,13 +19,14 @@ from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
+from aiokv.model.pinning import PinStatus
 from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
 from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import Intake, RequestOptions, Ticket
-from aiokv.runtime.backend_choice import choose_backend, describe_runtime, plan_layout
+from aiokv.runtime.backend_choice import build_core, choose_backend, describe_runtime, plan_layout
 from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import AcquireCall
@@ -35,6 +36,7 @@ from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.opening import Opening
+from aiokv.runtime.pinning_waits import quiesced, store_once_pinned, when_pinning_settled
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
 from aiokv.runtime.transfer_stream import TransferStream
@@ -76,16 +78,7 @@ class KVRuntime:
         self._opened = True
         backend = choose_backend(self._config)
         layout = plan_layout(self._config, self._arenas)
-        core = CacheState(
-            self._config.geometry,
-            gpu_blocks=self._config.gpu_blocks,
-            cpu_blocks=layout.cpu_blocks,
-            watermark=self._config.watermark,
-            stores=self._config.stores,
-            world_size=self._config.world_size,
-            hint_quota=self._config.hint_quota,
-        )
-        await anyio.to_thread.run_sync(core.warm)
+        core = await anyio.to_thread.run_sync(partial(build_core, self._config, layout=layout))
         await Opening(backend, layout).run()
         outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
         loop = asyncio.get_running_loop()
@@ -97,6 +90,7 @@ class KVRuntime:
             stats=Stats(),
             lease_age_limit_s=self._config.lease_age_limit_s,
         )
+        store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
@@ -119,8 +113,15 @@ class KVRuntime:
         await self.aclose()
 
     async def ready(self) -> None:
-        """Wait until the CPU arena is ready. It is, once `open` has returned."""
-        self._entered()
+        """Wait until the CPU arena is pinned, or known to stay unpinned (`pinning`); `UsageError` if closed before."""
+        offloader = self._entered()
+        if await when_pinning_settled(offloader.backend.pinning):
+            offloader.enter_for_intake()
+
+    @property
+    def pinning(self) -> PinStatus:
+        """How the CPU arena stands with the device, and how far it has got."""
+        return self._entered().backend.pinning.status
 
     # Requests.
 
@@ -266,12 +267,8 @@ class KVRuntime:
 
         Do not await inside what waits for that: a drain, a request, an extension, loads. `UsageError` once closing.
         """
-        offloader = self._entered()
-        offloader.quiet()
-        try:
+        async with quiesced(self._entered()):
             yield
-        finally:
-            offloader.wake()
 
     def events(self, *, backlog: int = DEFAULT_BACKLOG) -> EventStream:
         """Cache events from now on: `async with kv.events() as stream: async for event in stream`.

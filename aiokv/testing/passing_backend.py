@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiokv.backends.base import Backend, BackendLayout, DeviceEvent
+from aiokv.backends.base import Backend, BackendLayout, DeviceEvent, Pinning
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
@@ -20,6 +20,11 @@ class PassingBackend:
         self._inner = inner
         self.name = inner.name
         self.wake_mode = inner.wake_mode
+
+    @property
+    def pinning(self) -> Pinning:
+        """See `Backend`."""
+        return self._inner.pinning
 
     def open(self, layout: BackendLayout) -> None:
         """See `Backend`."""

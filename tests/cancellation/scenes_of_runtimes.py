@@ -9,15 +9,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiokv import BlockKeys, Deferred, Tier
-from aiokv.testing import make_resident
+from aiokv import BlockKeys, Deferred, KVRuntime, Tier
+from aiokv.testing import FakeBackend, make_resident
 from tests.cancellation.scenarios import hold
 from tests.cancellation.scenes import Act, Scenes, all_served
+from tests.runtime.staged_pinning import PinningBackend, StagedPinning
 from tests.runtime.support import (
     BLOCK,
     GROUP,
     Case,
     assert_all_given_back,
+    config_of,
     granted,
     opened,
     prompt,
@@ -157,7 +159,31 @@ async def ready_of_the_runtime() -> AsyncIterator[Act]:
         await assert_all_given_back(case)
 
 
+@RUNTIME_SCENES.add(suspensions=1)
+async def ready_while_the_arena_is_pinned() -> AsyncIterator[Act]:
+    staged = StagedPinning()
+    async with KVRuntime(config_of(backend=PinningBackend(FakeBackend(manual=False), staged))) as kv:
+        yield Act(begin=kv.ready, moves=(staged.pin,))
+        assert len(staged.waiting) <= 1, "the runtime's own"
+
+
 # quiesce
+
+
+@RUNTIME_SCENES.add(suspensions=3)
+async def quiesce_that_waits_for_a_registration() -> AsyncIterator[Act]:
+    """Wherever it is given up, pinning goes on, and requests are let in."""
+    staged = StagedPinning()
+    async with KVRuntime(config_of(backend=PinningBackend(FakeBackend(manual=False), staged))) as kv:
+
+        async def capture() -> None:
+            async with kv.quiesce():
+                await turns(2)
+
+        yield Act(begin=capture, moves=(staged.end_call,))
+        assert staged.pauses == 0
+        staged.end_call()
+        (await asyncio.wait_for(kv.acquire("afterwards", prompt(1)), 10.0)).release()
 
 
 @RUNTIME_SCENES.add(suspensions=3)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from aiokv.cli.diagnosis import Finding, Level, diagnose, format_bytes, worst_level
+from aiokv.cli.diagnosis import Finding, Level, diagnose, worst_level
 from aiokv.cli.machine import Machine
+from aiokv.model.sizes import format_bytes
 from aiokv.runtime.config_file import Settings
 
 GIB = 1024**3
@@ -116,6 +117,38 @@ def test_the_cpu_pool_is_held_against_the_memory_it_may_use(
     found = finding(machine, check="memory", settings=Settings(cpu_bytes=cpu_bytes))
     assert found.level is expected
     assert bool(found.advice) is (expected is not Level.FINE)
+
+
+def test_what_does_not_fit_beside_what_runs_now_is_degraded_and_says_what_is_short() -> None:
+    machine = replace(LAPTOP, memory_limit=8 * GIB, memory_left=2 * GIB)
+    found = finding(machine, check="memory", settings=Settings(cpu_bytes=4 * GIB))
+    assert found.level is Level.DEGRADED
+    assert "the room left in the cgroup is 2 GiB" in found.advice[0]
+
+
+def test_a_pool_given_in_blocks_is_held_against_memory_once_a_block_has_a_size() -> None:
+    settings = Settings(cpu_blocks=1024)
+    assert finding(LAPTOP, check="memory", settings=settings).level is Level.FINE
+    (found,) = (f for f in diagnose(LAPTOP, settings=settings, block_bytes=GIB) if f.check == "memory")
+    assert found.level is Level.UNUSABLE
+
+
+def test_the_calls_that_pin_the_pool_are_told_where_cuda_is_used() -> None:
+    big = replace(SERVER, memory_total=1024 * GIB, memory_available=1000 * GIB)
+    settings = Settings(cpu_bytes=500 * GIB)
+    found = finding(big, check="pinned memory", settings=settings)
+    assert (found.level, found.advice) == (Level.FINE, ())
+    assert "8 calls of at most 64 GiB" in found.found
+    assert finding(LAPTOP, check="pinned memory", settings=settings).found == "not needed without CUDA"
+    assert "no CPU pool" in finding(big, check="pinned memory").found
+
+
+def test_blocks_that_no_registration_can_hold_are_degraded() -> None:
+    big = replace(SERVER, memory_total=4096 * GIB, memory_available=4000 * GIB)
+    findings = diagnose(big, settings=Settings(cpu_bytes=2048 * GIB), block_bytes=GIB + 1)
+    (found,) = (f for f in findings if f.check == "pinned memory")
+    assert found.level is Level.DEGRADED
+    assert found.advice
 
 
 @pytest.mark.parametrize("check", ["memlock", "huge pages", "NUMA"])

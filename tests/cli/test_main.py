@@ -69,6 +69,27 @@ def test_doctor_prints_a_table_for_people(capsys: pytest.CaptureFixture[str]) ->
     assert "memlock" in shown
 
 
+def test_doctor_prints_the_memory_plan_for_people_and_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("doctor", "--backend", "cuda", "--cpu-blocks", "64", "--block-bytes", "2MiB")
+    run(*arguments)
+    shown = capsys.readouterr().out
+    assert "128 MiB" in next(line for line in shown.splitlines() if line.startswith("CPU arena"))
+    run(*arguments, "--json")
+    plan = json.loads(capsys.readouterr().out)["memory_plan"]
+    sizes = {part["name"]: part["num_bytes"] for part in plan["parts"]}
+    assert sizes["CPU arena"] == 128 * 1024**2
+    assert plan["total_bytes"] == sum(part["num_bytes"] for part in plan["parts"] if not part["only_while"])
+    assert plan["registration"] == {"calls": 1, "largest_bytes": 128 * 1024**2, "slots_per_call": 64 * 1024**3 // 2**21}
+    assert plan["fits"] == all(limit["is_kept"] for limit in plan["limits"] if limit["kind"] != "pinning")
+
+
+def test_doctor_says_what_it_cannot_plan_without_a_block_size(capsys: pytest.CaptureFixture[str]) -> None:
+    run("doctor", "--cpu-blocks", "64")
+    assert "--block-bytes" in capsys.readouterr().out
+    assert run("doctor", "--cpu-blocks", "64", "--block-bytes", "0") == 2
+    assert "more than zero" in capsys.readouterr().err
+
+
 def test_doctor_says_unusable_if_the_cpu_pool_can_never_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--cpu-bytes", "900TiB", "--json") == 2
     assert json.loads(capsys.readouterr().out)["status"] == "unusable"

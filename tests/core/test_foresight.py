@@ -7,10 +7,11 @@ import pytest
 
 from aiokv.core.cache import CacheState
 from aiokv.core.foresight import LONG_BLOCKS
+from aiokv.core.index import SlotIndex
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
-from aiokv.model.ids import Tier
+from aiokv.model.ids import DigestArray, Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Deferred, Hit
+from aiokv.model.plan import Deferred, Found, Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, SlidingWindow
 
 BLOCKS = LONG_BLOCKS + 8
@@ -129,6 +130,60 @@ def test_tokens_that_follow_or_change_later_are_looked_up() -> None:
     assert admit(cache, keys).compute_tokens == 200
 
 
+def test_what_was_missing_and_has_not_come_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the blocks are in the CPU tier: the GPU tier has been asked for them, and gets others meanwhile."""
+    searched = 0
+    find = SlotIndex.find
+
+    def count(index: SlotIndex, keys: DigestArray, group: int) -> Found:
+        nonlocal searched
+        searched += len(keys)
+        return find(index, keys, group)
+
+    keys = keys_of()
+    cache = half_and_half(keys)
+    look(cache, keys)
+    place(cache, keys_of(500, first=90_000), tier=Tier.GPU, positions=range(500))
+    monkeypatch.setattr(SlotIndex, "find", count)
+    hit = admit(cache, keys)
+    assert hit.gpu_tokens + hit.cpu_tokens == BLOCKS - 1
+    assert searched < BLOCKS // 8
+
+
+@pytest.mark.parametrize("others", [0, 3000])
+def test_what_has_come_since_it_was_missing_is_hit(others: int) -> None:
+    """Invariant 6: also between the slices in which it is looked for, and where it came and went and came again."""
+    keys = keys_of()
+    cache = half_and_half(keys)
+    for turn, _ in enumerate(cache.foresight.look(keys)):
+        place(cache, keys, tier=Tier.GPU, positions=range(2 * turn + 1, BLOCKS, 1022))
+    late = range(601, 701, 2)
+    place(cache, keys, tier=Tier.GPU, positions=late)
+    cache.placement.evict(keys, group=0, positions=list(late), tier=Tier.GPU)
+    place(cache, keys, tier=Tier.GPU, positions=late)
+    place(cache, keys_of(others, first=90_000), tier=Tier.GPU, positions=range(others))
+    same = admit(cache, keys_of())
+    assert admit(cache, keys) == same
+
+
+def test_a_twin_with_other_tokens_is_looked_up() -> None:
+    """They share what was found out, the end of their prompts is not the same."""
+    keys = keys_of(BLOCKS - 100)
+    cache = new_cache()
+    place(cache, keys, tier=Tier.CPU, positions=range(BLOCKS - 100))
+    ours, theirs = keys.copy(), keys.copy()
+    ours.append(range(5_000_000, 5_000_100))
+    theirs.append(range(6_000_000, 6_000_100))
+    place(cache, theirs, tier=Tier.GPU, positions=range(BLOCKS - 100, BLOCKS))
+    place(cache, ours, tier=Tier.CPU, positions=range(BLOCKS - 100, BLOCKS))
+    place(cache, theirs, tier=Tier.GPU, positions=range(BLOCKS - 70, BLOCKS), group=1)
+    ours.hash_more(BLOCKS)
+    look(cache, ours)
+    hit = admit(cache, theirs)
+    assert hit.gpu_tokens == 99
+    assert hit.cpu_tokens == BLOCKS - 100
+
+
 def test_short_prompts_and_misses_take_one_slice() -> None:
     cache = new_cache()
     short, missing = keys_of(LONG_BLOCKS - 1), keys_of()
@@ -146,6 +201,6 @@ def test_who_is_deferred_knows_what_looking_would_have_found() -> None:
     request = AcquireRequest(request_id="r", keys=asked, prompt_tokens=BLOCKS, reserve_tokens=500)
     assert isinstance(cache.try_acquire(request), Deferred)
     (found,), (told,) = looked.notes.values(), asked.notes.values()
-    assert found.keys() == told.keys() == {(tier, 0) for tier in Tier}
-    for place_of in found:  # the last block is no part of any prefix
-        assert found[place_of].tolist()[: BLOCKS - 1] == told[place_of].tolist()[: BLOCKS - 1]
+    assert found.slots.keys() == told.slots.keys() == {(tier, 0) for tier in Tier}
+    for place_of in found.slots:  # the last block is no part of any prefix
+        assert found.slots[place_of].tolist()[: BLOCKS - 1] == told.slots[place_of].tolist()[: BLOCKS - 1]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiokv.core.attribution import find_sources
 from aiokv.core.coverage import covered_range
 from aiokv.core.lookup import Residency, find_residency, longest_valid
-from aiokv.core.probing import Guesses
+from aiokv.core.probing import Guesses, Search
 from aiokv.errors import ConfigError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
@@ -266,14 +266,17 @@ def test_guesses_right_or_wrong_change_no_answer_and_spare_probes(case: Case, se
         return found, gpu, cpu
 
     expected, gpu, cpu = find(None)
-    guesses = {}
+    slots: dict[tuple[Tier, int], IntArray] = {}
+    searches: dict[int, Search] = {}
     for index in range(len(geometry.groups)):
         for tier, pool in ((Tier.GPU, gpu), (Tier.CPU, cpu)):
             most = keys.num_blocks // geometry.hashes_per_block(index)
             blocks = random.choice((0, min(1, most), most, most))
             right = pool.find_quietly(keys.digests(geometry.hashes_per_block(index), 0, blocks), index)
-            guesses[tier, index] = np.array([random.choice((slot, slot, 0, 7)) for slot in right], np.int64)
-    found, gpu_again, cpu_again = find(guesses)
+            slots[tier, index] = np.array([random.choice((slot, slot, 0, 7)) for slot in right], np.int64)
+            if tier is Tier.GPU and random.random() < 0.5:
+                searches[index] = Search(blocks=blocks, last=b"", moment=random.choice((0, 1)))
+    found, gpu_again, cpu_again = find(Guesses(slots, searches))
     assert found.length == expected.length
     for row, other in zip(found.groups, expected.groups, strict=True):
         assert np.array_equal(row.on_gpu, other.on_gpu)
@@ -313,6 +316,12 @@ class RecordingIndex:
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         return np.equal(slots, self.find_quietly(keys, group)) & np.greater(slots, 0)
+
+    def may_have_come(self, keys: DigestArray, *, since: int) -> BoolArray:
+        """All that are there may have come since any moment, and so may some of those that are not."""
+        is_there = np.isin(keys[:, 0], [int.from_bytes(digest[:8], "little") for _, digest in self._slots])
+        answer: BoolArray = is_there | (keys[:, 0] % np.uint64(2 + since) == 0)
+        return answer
 
 
 def loaded_blocks(case: Case, index: int, *, length: int) -> BoolArray:

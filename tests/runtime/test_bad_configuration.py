@@ -13,6 +13,7 @@ from aiokv import (
     KVRuntime,
     StorePolicy,
 )
+from aiokv.backends.host_memory import read_host_memory
 from tests.runtime.support import GEOMETRY, GROUP, config_of
 
 # Configurations.
@@ -116,3 +117,22 @@ async def test_tensors_that_do_not_match_the_geometry(arenas: Any, named: str, b
     with pytest.raises(ConfigError, match=re.compile(named, re.DOTALL)):
         await kv.open()
     await kv.aclose()
+
+
+@pytest.mark.parametrize("size", [{"cpu_blocks": 1_600_000}, {"cpu_blocks": None, "cpu_bytes": "100TiB"}])
+async def test_a_cpu_pool_that_cannot_fit_is_refused_before_anything_is_touched(size: dict[str, Any]) -> None:
+    """100 TiB: whatever machine this is, opening would end in the process being killed."""
+    tensor = np.zeros((9, 1 << 26), np.uint8)  # nobody touches it
+    kv = KVRuntime(config_of(backend="host", **size), arenas={GROUP: [tensor]})
+    with pytest.raises(ConfigError, match=r"CPU arena 9\d\.\d+ TiB.*the machine's memory|CPU arena 100 TiB.*memory"):
+        await kv.open()
+    await kv.aclose()
+
+
+@pytest.mark.skipif(
+    read_host_memory().memory_total > 400 * 1024**3, reason="this machine has memory for the largest pools there are"
+)
+async def test_pools_whose_books_alone_cannot_fit_are_refused() -> None:
+    kv = KVRuntime(config_of(gpu_blocks=2**31 - 1, cpu_blocks=2**31 - 1, watermark=0.0))
+    with pytest.raises(ConfigError, match="index and slot state"):
+        await kv.open()

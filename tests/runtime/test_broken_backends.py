@@ -52,6 +52,7 @@ class BrokenBackend:
         self.breaks = False
         self.name = self._fake.name
         self.wake_mode = self._fake.wake_mode
+        self.pinning = self._fake.pinning
 
     def open(self, layout: BackendLayout) -> None:
         self._fake.open(layout)

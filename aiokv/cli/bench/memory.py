@@ -12,13 +12,13 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.cli.machine import read_machine
+from aiokv.backends.host_memory import read_host_memory
+from aiokv.backends.memory_plan import SLOT_STATE_BYTES
 from aiokv.errors import ConfigError
 
 __all__ = ["BYTES_PER_SLOT", "MemoryTrend", "available_memory", "require_memory", "resident_bytes"]
 
-BYTES_PER_SLOT: Final = 100
-"""About so much a slot takes in either tier, its index entry included, where no events are on."""
+BYTES_PER_SLOT: Final = SLOT_STATE_BYTES
 _STATM: Final = "/proc/self/statm"
 _WARM_UP: Final = 1 / 3
 _LEAST_SAMPLES: Final = 3
@@ -76,8 +76,8 @@ def resident_bytes() -> int:
 
 def available_memory() -> int:
     """Bytes that this process may still take."""
-    machine = read_machine(cuda_driver=lambda: None)
-    return min(machine.memory_limit or machine.memory_available, machine.memory_available)
+    memory = read_host_memory()
+    return memory.memory_available if memory.memory_left is None else min(memory.memory_left, memory.memory_available)
 
 
 def require_memory(needed: int, *, what: str) -> None:

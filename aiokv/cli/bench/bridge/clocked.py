@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import final
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
@@ -48,6 +49,7 @@ class ClockedBackend:
 
     name = "clocked"
     wake_mode = WakeMode.POLL
+    pinning = NOTHING_TO_PIN
 
     def __init__(self, *, copy_s: float) -> None:
         self._copy_s = copy_s
