@@ -58,9 +58,15 @@ class EpochIndex:
         return self._current(self._index.find(keys, group))
 
     def find_in_both(self, keys: DigestArray, group: int, *, second: EpochIndex) -> FoundInBoth:
-        """Which slots of this tier and of the `second` hold `keys`, each in its epoch. The two share a table."""
+        """Which slots of this tier hold `keys`, and which of the `second` those that this one lacks, each in its epoch.
+
+        The two share a table. What is stale here may be there.
+        """
+        if self._stale:
+            first, other = self.find(keys, group), second.find(keys, group)
+            return FoundInBoth(first, Found(np.greater(other.present, first.present), other.slots))
         found = self._index.find_in_both(keys, group)
-        return FoundInBoth(self._current(found.first), second._current(found.second))
+        return FoundInBoth(found.first, second._current(found.second))
 
     def find_copies(self, slots: SlotArray, *, among: EpochIndex) -> Found:
         """Which of these indexed slots have a slot with the same key `among` those of the other tier, in its epoch.

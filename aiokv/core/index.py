@@ -33,7 +33,7 @@ _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
 
 class FoundInBoth(NamedTuple):
-    """What both tiers have of the same keys."""
+    """What the first tier has of some keys, and the second of those that the first has not."""
 
     first: Found
     second: Found
@@ -43,12 +43,13 @@ class FoundInBoth(NamedTuple):
 class SlotIndex:
     """Maps (group, digest) to a slot in `[0, capacity)`; at most one entry per slot."""
 
-    __slots__ = ("_base", "_count", "_digests", "_entry", "_owner", "_table", "_twin")
+    __slots__ = ("_base", "_count", "_digests", "_entry", "_owner", "_split", "_table", "_twin")
 
     def __init__(self, capacity: int, *, table: SlotTable | None = None, base: int = 0) -> None:
         """`capacity` is one more than the largest slot. The slots are nodes from `base` on: 0 or the table's split."""
         self._table = SlotTable(capacity) if table is None else table
         self._base = base
+        self._split = np.array(self._table.split)
         mine = slice(base, base + capacity)
         self._digests: DigestArray = self._table.digests[mine]
         self._owner: GroupArray = self._table.owner[mine]
@@ -71,14 +72,16 @@ class SlotIndex:
         return self._mine(found) if self._table.has_tiers else found
 
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
-        """Which slots of the first tier, whose index this is, and which of the second hold `keys`; one search."""
+        """Which slots of the first tier, whose index this is, hold `keys`, and which of the second what it lacks."""
         present, nodes = self._table.find(keys, group)
-        is_second = nodes >= self._table.split
+        is_second = np.greater_equal(nodes, self._split)
         if not np.count_nonzero(is_second):
             return FoundInBoth(Found(present, nodes), Found(is_second, np.zeros(len(nodes), np.int64)))
         seconds = nodes - self._table.split
         seconds *= is_second
-        return FoundInBoth(self._mine(Found(present, nodes)), Found(is_second, seconds))
+        present = np.greater(present, is_second)
+        nodes *= present
+        return FoundInBoth(Found(present, nodes), Found(is_second, seconds))
 
     def find_copies(self, slots: SlotArray) -> Found:
         """Which of these indexed slots have a slot of the other tier with the same key, and which."""
@@ -215,13 +218,12 @@ class SlotIndex:
         """What the table has found, as slots of this tier."""
         present, nodes = found
         if self._base == 0:
-            elsewhere = (nodes >= self._table.split).nonzero()[0]
-            if not len(elsewhere):
-                return found
-            nodes[elsewhere] = self._table.twin.take(nodes[elsewhere]) - 1
+            present &= nodes < self._table.split
         else:
+            elsewhere = (nodes < self._base).nonzero()[0]
+            nodes[elsewhere] = self._table.twin.take(nodes[elsewhere]) - 1
             nodes -= self._base
-        present &= nodes >= 0
+            present &= nodes >= 0
         nodes *= present
         return found
 

@@ -12,7 +12,7 @@ four buckets, one from the low bits of each word of its digest, after mixing in 
 j-th of them is the top of word j. So sixteen ways are probed with whole `[n, 4]` passes, and a new key goes to the
 bucket with most room. Per node: its digest, its owner (group + 1; 0 = no key), its entry (where its tag lies), so that
 removal is one scatter, and its twin (1 + the node of the other tier that holds the same key; 0 = none). Of twins the
-one of the second tier stands in the table: the other one comes and goes without touching it. A key that finds its four
+one of the first tier stands in the table: the other one comes and goes without touching it. A key that finds its four
 buckets full goes to the *stash*.
 
 Transitions of a node: without key -> with key by `insert` or `attach`, back by `remove`.
@@ -119,7 +119,7 @@ class SlotTable:
         return self._marks_of(group).owner
 
     def find(self, keys: DigestArray, group: int) -> Found:
-        """The nodes that hold `keys` (shape `[n, 4]`) of `group`, of twins that of the second tier; the caller's."""
+        """The nodes that hold `keys` (shape `[n, 4]`) of `group`, of twins that of the first tier; the caller's."""
         if len(keys) <= AT_ONCE:
             probe = self._probe(keys, group)
             matches = _match_tags(probe)
@@ -153,7 +153,7 @@ class SlotTable:
         self.owner[nodes] = owner
         entries = self.entry.take(to)
         self.entry[nodes] = entries
-        if len(nodes) and nodes.item(0) >= self.split:
+        if len(nodes) and nodes.item(0) < self.split:
             self._show(nodes, entries)
 
     def remove(self, nodes: IntArray) -> None:
@@ -295,7 +295,7 @@ class SlotTable:
         """These nodes leave, their twins stay and stand in the table."""
         self.twin[nodes] = 0
         self.twin[twins] = 0
-        if nodes.item(0) >= self.split:
+        if nodes.item(0) < self.split:
             self._show(twins, self.entry.take(nodes))
 
     def _show(self, nodes: IntArray, entries: NDArray[np.int32]) -> None:

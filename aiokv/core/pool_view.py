@@ -139,7 +139,7 @@ class PoolView:
         return self._index.holds(slots, keys, group=group)
 
     def find_in_both(self, keys: DigestArray, group: int, *, second: PoolView) -> FoundInBoth:
-        """The same for this pool and that of the second tier in one search; changes nothing."""
+        """The same, and which slots of the second tier's pool hold those that this one lacks; changes nothing."""
         return self._index.find_in_both(keys, group, second=second._index)
 
     def find_copies(self, slots: SlotArray, *, among: PoolView) -> Found:

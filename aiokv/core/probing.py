@@ -66,7 +66,7 @@ class JointIndex(Protocol):
     """Both tiers, where one search answers for both. Pure."""
 
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
-        """Where the blocks with these hashes are in each; valid until a pool changes."""
+        """Where they are on the GPU, and on the CPU where they are not there; valid until a pool changes."""
         ...
 
 
@@ -182,11 +182,13 @@ class Prober:
 
     def _probe_both(self, found: FoundInBoth, *, index: int, start: int) -> GroupResidency:
         on_gpu, gpu_slots = found.first
-        on_cpu = np.greater(found.second.present, on_gpu)
+        on_cpu, cpu_slots = found.second
+        if is_all(on_gpu):
+            return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu)
         if self._without:
             unasked = self._without[index][start : start + len(on_cpu)]
             on_cpu[: len(unasked)] &= ~unasked
-        return GroupResidency(on_gpu, gpu_slots, on_cpu, found.second.slots, on_gpu | on_cpu)
+        return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
 
     def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range
         """Where blocks `[start, stop)` may be; empty if nothing is known of all of them."""

@@ -211,7 +211,7 @@ class World:
         self.hints.note_hits(slots)
 
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
-        """Where blocks are in either tier, in one search; changes nothing."""
+        """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""
         if self.cpu is None:
             nowhere = Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64))
             return FoundInBoth(self.gpu.find(keys, group), nowhere)

@@ -83,9 +83,10 @@ class Tiers:
         both = self.first.find_in_both(self.keys, 0)
         for tier, joint in ((Tier.GPU, both.first), (Tier.CPU, both.second)):
             index, held = self.index(tier), self.held[tier]
-            for found in (joint, index.find(self.keys, 0)):
+            lacking = {p: s for p, s in held.items() if tier is Tier.GPU or p not in self.held[Tier.GPU]}
+            for found, expected in ((joint, lacking), (index.find(self.keys, 0), held)):
                 told = [s if p else None for s, p in zip(found.slots.tolist(), found.present, strict=True)]
-                assert told == [held.get(place) for place in range(len(self.keys))]
+                assert told == [expected.get(place) for place in range(len(self.keys))]
             assert not index.find(self.keys, 1).present.any()
             assert len(index) == len(held)
             assert index.check_invariants() == []
