@@ -52,8 +52,8 @@ Outcome PinState PinStatus Preempted RankTransfer RecurrentState ResidenceHint R
 Tier TierCleared TransferError UsageError run
 """
 TESTING_NAMES = """
-BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend InjectedFaults Row RuntimeDriver Scheduler Setup
-Witness evict exhaustive_hit exhaustive_sources make_resident run_cache_machine run_scheduler_machine
+BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend FencedBackend InjectedFaults Row RuntimeDriver
+Scheduler Setup Witness evict exhaustive_hit exhaustive_sources make_resident run_cache_machine run_scheduler_machine
 """
 
 IDENTITY = ("salt", "adapter", "media")
@@ -88,8 +88,8 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.extend: ("tokens",),
     Lease.try_extend: ("tokens",),
     Lease.confirm: ("num_tokens", "after", "publish_to", "states"),
-    Lease.truncate: ("num_tokens",),
-    Lease.preempt: (),
+    Lease.truncate: ("num_tokens", "after"),
+    Lease.preempt: ("after",),
     Lease.try_fork: ("request_id", "at"),
     Preempted.try_resume: (),
     Preempted.resume: ("timeout",),
@@ -97,7 +97,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
     Lease.wait_on: ("stream",),
     Lease.ready: (),
     Lease.add_done_callback: ("callback",),
-    Lease.finish: (),
+    Lease.finish: ("after",),
     Lease.release: ("after",),
     ResidenceHint.update: ("token_ids", "media"),
     ResidenceHint.refresh: (),
@@ -120,6 +120,7 @@ PARAMETERS: dict[Callable[..., object], tuple[str, ...]] = {
         "world_size",
         "remote_ranks",
         "hint_quota",
+        "compute_stream",
     ),
     MediaSpan: ("digest", "start", "length"),
     Hit: ("prompt_tokens", "gpu_tokens", "cpu_tokens", "compute_tokens"),

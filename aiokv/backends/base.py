@@ -15,7 +15,7 @@ from aiokv.model.pinning import PinStatus
 from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["Backend", "BackendLayout", "DeviceEvent", "EventStatus", "Pinning", "WakeMode"]
+__all__ = ["Backend", "BackendLayout", "DeviceEvent", "EngineStreams", "EventStatus", "Pinning", "WakeMode"]
 
 
 class EventStatus(KeyEnum):
@@ -85,6 +85,37 @@ class BackendLayout(Protocol):
         ...
 
 
+class EngineStreams(Protocol):
+    """How a backend is ordered with the engine's compute streams (law 5).
+
+    A *fence* is a point of one such stream, as the backend names it. The batches of `submit` wait for those in `after`,
+    on the device, before their first copy; streams of the engine wait by `wait`. Streams are the engine's: a backend
+    says what it takes for one. It keeps nothing of a fence that nobody holds any more.
+    """
+
+    needs_fences: bool
+    """Whether compute runs behind the host's back, so that every use of a slot has to end with a fence. Where it is
+    False the host's own calls order compute and copies, and nobody asks for fences but the engine itself."""
+
+    def fence(self, stream: object) -> object | None:
+        """A fence of all that was launched on `stream` so far; None where nothing has to be waited for.
+
+        `UsageError` for what is no stream, and for one that is being captured: asked again later it may answer.
+        """
+        ...
+
+    def fence_done(self, fence: object) -> bool:
+        """Whether the stream has passed a fence. Once True it stays so. Cheap, and never blocks."""
+        ...
+
+    def wait(self, stream: object, fence_or_event: object) -> None:
+        """Let `stream` go on, on the device, only behind a fence or behind the copies of an event of `submit`.
+
+        Says nothing of how those copies end. `UsageError` as in `fence`; nothing is waited for on the host.
+        """
+        ...
+
+
 class Pinning(Protocol):
     """How the CPU arena becomes known to the device, which goes on in the background. Called from the loop's thread.
 
@@ -116,7 +147,7 @@ class Pinning(Protocol):
         ...
 
 
-class Backend(Protocol):
+class Backend(EngineStreams, Protocol):
     """Moves whole blocks between the tiers.
 
     All methods are called from the runtime's thread, and none blocks for longer than 1 ms, but for `open` and `close`:
@@ -140,10 +171,10 @@ class Backend(Protocol):
         ...
 
     def submit(self, batch: CopyBatch) -> DeviceEvent:
-        """Start a batch on the stream of its direction. Raises `CopyFailed` or `BackendLost`, and starts nothing then.
+        """Start a batch on the stream of its direction, behind the fences in its `after`.
 
-        `UsageError` before `open`, after `close` and in a forked child. The batch's arrays must not change until the
-        event has ended.
+        Raises `CopyFailed` or `BackendLost`, and starts nothing then; `UsageError` before `open`, after `close` and in
+        a forked child. The batch's arrays must not change until the event has ended.
         """
         ...
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.no_streams import NoStreams
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, Direction, IntArray, SlotArray, Tier
@@ -122,7 +123,7 @@ class _Traffic:
 
 
 @final
-class FakeBackend:
+class FakeBackend(NoStreams):
     """`manual=True`: every copy waits for `complete` or `fail`. `manual=False`: it is done at the loop's next turn.
 
     All methods belong to the loop's thread. `n` counts copies, not blocks, oldest first over both directions; an `n`

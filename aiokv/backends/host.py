@@ -20,6 +20,7 @@ from aiokv.backends.base import BackendLayout, WakeMode
 from aiokv.backends.checksums import BlockChecksums, choose_digest
 from aiokv.backends.host_copy import Lane, cut_lanes
 from aiokv.backends.host_thread import CopyJob, CopyThread, HostEvent, HostFaults, Stall
+from aiokv.backends.no_streams import NoStreams
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, UsageError
 from aiokv.model.ids import NULL_SLOT, Direction, SlotArray
@@ -60,7 +61,7 @@ class _Opened:
 
 
 @final
-class HostBackend:
+class HostBackend(NoStreams):
     """Copies in RAM, through one thread. `faults` makes chosen copies go wrong, for tests."""
 
     __slots__ = ("_closed_cleanly", "_faults", "_opened", "_pid", "_submitted")

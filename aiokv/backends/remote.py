@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import final
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.no_streams import NoStreams
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction
@@ -37,7 +38,7 @@ _DONE = _Done()
 
 
 @final
-class RemoteBackend:
+class RemoteBackend(NoStreams):
     """Copies nothing. It has no memory, so that the CPU tier is sized in blocks."""
 
     __slots__ = ("_ring",)

@@ -12,35 +12,20 @@ tensor has imported it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
+from aiokv.backends.cuda_array import view_cuda_array
+from aiokv.backends.tensor_view import TensorView
 from aiokv.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = ["Fragment", "TensorView", "find_fragments", "require_shared_blocks_agree", "view_tensor"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorView:
-    """What is known of one tensor. `strides` are in bytes; `owner` keeps its memory alive."""
-
-    label: str
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-    device: str
-    owner: object = field(repr=False, compare=False)
-
-    def reject(self, why: str) -> NoReturn:
-        """Raise the `ConfigError` that names this tensor."""
-        raise ConfigError(f"{self.label} of shape {list(self.shape)}: {why}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +45,16 @@ class _Axis:
 
 
 def view_tensor(tensor: object, *, label: str) -> TensorView:
-    """Describe a numpy array or a strided torch tensor; `ConfigError` for anything else."""
+    """Describe a numpy array, a strided torch tensor, or what has a `__cuda_array_interface__`; `ConfigError` for
+    anything else.
+    """
     if isinstance(tensor, np.ndarray):
         return _view_array(tensor, label=label)
     if _is_torch(tensor):
         return _view_torch(tensor, label=label)
+    interface = getattr(tensor, "__cuda_array_interface__", None)
+    if isinstance(interface, Mapping):
+        return view_cuda_array(tensor, interface=interface, label=label)
     raise ConfigError(f"{label} must be a numpy array or a torch tensor, not {type(tensor).__name__}")
 
 

@@ -117,8 +117,8 @@ class Admission:
             self._leave(world.inflight.find(transfer_id), lease_id=record.lease_id)
         record.waiting.clear()
         if len(record.leaving):
-            world.unpin_gpu(record.take_leaving())
-        world.unpin_gpu(record.held_slots())
+            world.give_back(record, record.take_leaving())
+        world.give_back_all(record, record.held_slots())
         world.capacity_generation += 1  # also for one that held nothing: it may have stood before others
         world.leases.remove(record.lease_id)
         world.counters.leases_closed[how] += 1
@@ -132,8 +132,11 @@ class Admission:
     def _make_room(self, plan: AcquirePlan) -> DeferReason | None:
         """Have room for a plan, from residence hints if need be; why there is none, and nothing changed, else."""
         world, hits = self._world, plan.hit_slots
-        lacking = plan.claims + world.gpu.count_unpinned(hits) - world.gpu.available
         watermark = world.watermark_blocks if len(world.leases) else 0
+        lacking = plan.claims - world.gpu.available
+        if lacking + len(hits) + watermark <= 0:  # whoever pins them
+            return None
+        lacking += world.gpu.count_unpinned(hits)
         if lacking + watermark <= 0 or make_room(world, lacking + watermark, kept=hits):
             return None
         is_enough = plan_room(world, lacking, kept=hits).is_enough
@@ -255,8 +258,8 @@ def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> 
     whole = request.prompt_tokens + request.reserve_tokens
     shares = [
         GroupShare(
-            block_size=block,
-            positions=max(-(-whole // block), group.claim_stop),
+            block,
+            max(-(-whole // block), group.claim_stop),
             states=group.state_claims,
             capacity_tokens=group.capacity_tokens,
             is_loaded=group.is_loaded,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from aiokv.core.masks import has_any
 from aiokv.model.ids import BoolArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry
@@ -43,7 +44,7 @@ def find_sources(
     `covered[g]` is the range of blocks it covers.
     """
     compute = num_tokens - length
-    if not any(map(np.count_nonzero, loads)):
+    if not any(map(has_any, loads)):
         return Sources(Hit(prompt_tokens=num_tokens, gpu_tokens=length, cpu_tokens=0, compute_tokens=compute), 0)
     from_cpu = _cpu_hash_blocks(geometry, length=length, loads=loads, covered=covered)
     size = geometry.hash_block_size

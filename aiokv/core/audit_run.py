@@ -97,6 +97,8 @@ class AuditRun:
         return self._followed > _PATIENCE or not any(pool.changed_count for pool in self._pools.values())
 
     def _look(self) -> None:
+        for pool in self._pools.values():
+            pool.settle()
         left = self._limit - self._holders.visit_some(self._limit)
         for pool in self._pools.values():
             left -= pool.read_stack(max(left, 0)) if pool.is_behind else 0

@@ -70,4 +70,4 @@ def digests_at(keys: BlockKeys, *, step: int, positions: IntArray) -> DigestArra
         return np.zeros((0, DIGEST_WORDS), np.uint64)
     first = int(positions[0])
     rows = keys.digests(step, first, int(positions[-1]) + 1)
-    return rows if len(rows) == len(positions) else rows[positions - first]
+    return rows if len(rows) == len(positions) else rows.take(positions - first, axis=0)

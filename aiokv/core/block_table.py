@@ -56,8 +56,12 @@ class BlockTable:
         return taken
 
     def put(self, positions: IntArray, slots: SlotArray) -> None:
-        """Bind slots to positions."""
-        self._slots[positions] = slots
+        """Bind slots to positions (ascending)."""
+        n = len(positions)
+        if n and positions.item(-1) - positions.item(0) == n - 1:  # a run of them, most often
+            self.put_run(positions.item(0), slots)
+            return
+        self._slots[positions] = slots.astype(np.int32, copy=False)
         self._tell()
 
     def put_run(self, start: int, slots: SlotArray) -> None:
@@ -89,6 +93,10 @@ class BlockTable:
         """The slots held, by ascending position."""
         slots = self._slots[: self._length].astype(np.int64)
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
+
+    def copy_to(self, row: SlotArray) -> None:
+        """Write what all its positions hold into `row`, which is as long."""
+        row[:] = self._slots[: self._length]
 
     def _tell(self) -> None:
         for changed in self._watchers:

@@ -21,6 +21,7 @@ from aiokv.core.audit_run import SLICE_SLOTS, AuditRun, take_audit
 from aiokv.core.confirms import Confirms
 from aiokv.core.counters import Closing, Counters
 from aiokv.core.event_log import EventLog
+from aiokv.core.fences import Fence
 from aiokv.core.foresight import Foresight
 from aiokv.core.forks import Forks
 from aiokv.core.hints import HINT_QUOTA, Hints
@@ -60,8 +61,8 @@ class CacheState:
     """
 
     __slots__ = (
-        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "foresight", "forks",
-        "hints", "placement", "store_gate", "truncations",
+        "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "fences", "foresight",
+        "forks", "hints", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -79,13 +80,9 @@ class CacheState:
         if gpu_blocks < 2 or cpu_blocks < 0 or not 0.0 <= watermark < 1.0:
             raise ConfigError(f"gpu_blocks={gpu_blocks}, cpu_blocks={cpu_blocks}, watermark={watermark} make no cache")
         self._world = World(
-            geometry,
-            gpu_blocks=gpu_blocks,
-            cpu_blocks=cpu_blocks,
-            watermark=watermark,
-            slice_blocks=slice_blocks,
+            geometry, gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks, watermark=watermark, slice_blocks=slice_blocks,
             world_size=world_size,
-        )
+        )  # fmt: skip
         store_queue = StoreQueue(self._world)
         self._stores = choose_strategy(stores, world=self._world, queue=store_queue)
         self._admission = Admission(self._world, stores=self._stores)
@@ -93,6 +90,7 @@ class CacheState:
         self._loads = Loads(self._world, admission=self._admission)
         self._ranks = Ranks(self._world, loads=self._loads, stores=store_queue)
         self._confirms = Confirms(self._world, admission=self._admission, stores=self._stores)
+        self.fences = self._world.fences
         self.foresight = Foresight(self._world)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
@@ -173,9 +171,8 @@ class CacheState:
 
     def warm(self) -> None:
         """Touch the memory of the indexes, so that no admission pays for it later: seconds for ten million slots."""
-        for pool in (self._world.gpu, self._world.cpu):
-            while pool is not None and pool.warm(_WARM_BUCKETS):
-                pass
+        while self._world.gpu.warm(_WARM_BUCKETS):  # the tiers share a table
+            pass
 
     def find_lease(self, lease_id: int) -> LeaseRecord | None:
         """The live lease with this id, if there is one."""
@@ -243,24 +240,25 @@ class CacheState:
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written, as of the fence `after`."""
         record.check_open()
         self._confirms.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)
 
-    def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED) -> None:
-        """Give everything back now; what is not submitted yet is dropped. Idempotent."""
+    def release(self, record: LeaseRecord, *, how: Closing = Closing.RELEASED, after: Fence | None = None) -> None:
+        """Give everything back now, behind the fence `after`; what is not submitted yet is dropped. Idempotent."""
         if record.state is not LeaseState.RELEASED:
+            record.fence(after)
             self._admission.release(record, how=how)
 
-    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED) -> None:
-        """Flush what is still to be registered and stored, then give everything back. Idempotent.
-
-        A preempted request goes on with what `record.resumption()` asked for before.
+    def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED, after: Fence | None = None) -> None:
+        """Flush what is still to be registered and stored, then give everything back as `release` does. Idempotent. A
+        preempted request goes on with what `record.resumption()` asked for before.
         """
         if record.is_open:
             record.is_finishing = True
+            record.fence(after)
             self._world.slices.start(self._confirms.finishing(record, how=how))
 
     def mark_submitted(self, transfer: Transfer) -> None:
@@ -301,10 +299,12 @@ class CacheState:
 
     def retry_replans(self) -> None:
         """Capacity has changed: plan leases again that wait for it after a failed load."""
+        self._world.gpu.settle()
         self._loads.retry_replans()
 
     def run_slice(self) -> bool:
         """Run one slice of pending work; True while some is left."""
+        self._world.gpu.settle()
         for worker in (self.hints, self._stores):
             if worker.is_due:
                 self._world.slices.append(worker.work())
@@ -323,8 +323,7 @@ class CacheState:
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:
         """Which full blocks of these tokens are findable in a tier, by block position; changes nothing."""
         self._world.check_keys(keys)
-        pool = self._world.pool(tier)
-        step = self.geometry.hashes_per_block(group)
+        pool, step = self._world.pool(tier), self.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if pool is None:
             return Found(np.zeros(blocks, np.bool_), np.zeros(blocks, np.int64))
@@ -344,5 +343,8 @@ class CacheState:
 
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
-        pools = {tier: self._world.pool(tier) for tier in Tier}
-        return {tier: pool.counts() for tier, pool in pools.items() if pool is not None}
+        return {tier: pool.counts() for tier, pool in self._world.pools().items()}
+
+    def peek_pools(self) -> dict[Tier, PoolCounts]:
+        """The same from any thread; what the last release gave back may still count as reserved."""
+        return {tier: pool.peek_counts() for tier, pool in self._world.pools().items()}

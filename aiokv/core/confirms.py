@@ -17,7 +17,9 @@ from aiokv.core.admission import Admission
 from aiokv.core.block_names import KeyedBlocks
 from aiokv.core.counters import Closing
 from aiokv.core.coverage import coverage_start
+from aiokv.core.fences import Fence
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.masks import is_all
 from aiokv.core.offers import Offer
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
@@ -47,7 +49,7 @@ class Confirms:
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """The KV of the first `num_tokens` tokens is written; no more than is confirmed already is a no-op."""
         self._check(record, num_tokens, publish_to=publish_to)
@@ -56,12 +58,14 @@ class Confirms:
         self._check_states(record, states, num_tokens=num_tokens)
         if self._has_unnamed(record, num_tokens=num_tokens, states=states):
             self._admission.finish_naming(record)
-        record.confirmed = num_tokens
-        record.after = after
+        written_from, record.confirmed = record.confirmed, num_tokens
+        record.fence(after)
         published = num_tokens if publish_to is None else min(num_tokens, publish_to)
         record.publish_limit = max(record.publish_limit, published)
         for length in states:
             self._register_states(record, length)
+        if record.fenced:
+            self._fence_written(record, start=written_from)
         self._world.slices.start(self.registration(record))
 
     def finishing(self, record: LeaseRecord, *, how: Closing) -> Job:
@@ -84,6 +88,12 @@ class Confirms:
                     budget = self._world.slice_blocks
         if _is_ready(record):
             self._give_back(record)
+
+    def _fence_written(self, record: LeaseRecord, *, start: int) -> None:
+        """Whoever reads what was confirmed from token `start` on, copies and other streams, waits for its fence."""
+        for table, block in zip(record.tables, record.block_sizes, strict=True):
+            slots = table.view()[start // block : -(-record.confirmed // block)]
+            self._world.fences.note(slots, record.fenced)
 
     def _check(self, record: LeaseRecord, num_tokens: int, *, publish_to: int | None) -> None:
         record.check_ready("be confirmed")
@@ -138,11 +148,9 @@ class Confirms:
         slots = record.tables[index].view()[positions].astype(np.int64)
         blocks = KeyedBlocks(keys=record.keys, group=index, positions=positions)
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
-        if np.count_nonzero(is_new) < len(is_new):
+        if not is_all(is_new):
             positions, slots = positions[is_new], slots[is_new]
-        self._stores.offer(
-            Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots, after=record.after)
-        )
+        self._stores.offer(Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots))
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:
         """The captured states become findable under their exact length, and the next capture gets a slot of its own."""
@@ -173,7 +181,7 @@ class Confirms:
             if start > record.given_back[index]:
                 slots = table.take_range(record.given_back[index], start)
                 record.given_back[index] = start
-                self._world.unpin_gpu(slots[::-1])
+                self._world.give_back(record, slots[::-1])
 
 
 def _is_ready(record: LeaseRecord) -> bool:

@@ -97,6 +97,10 @@ STORE_SKIPS: Final[tuple[DeclineReason, ...]] = tuple(
 """Why a block is not stored."""
 
 
+_SOURCES_IN: Final = {phase: ((Source.GPU, phase), (Source.CPU, phase), (Source.COMPUTE, phase)) for phase in Phase}
+"""Keys of `Counters.prompt_tokens`."""
+
+
 @final
 class Counters:
     """All counts of one `CacheState`. Dictionaries are keyed by enums and complete from the start."""
@@ -146,9 +150,10 @@ class Counters:
 
     def count_delivered(self, hit: Hit, *, phase: Phase) -> None:
         """Attribute the prompt of one admitted request, once (law 7)."""
-        self.prompt_tokens[Source.GPU, phase] += hit.gpu_tokens
-        self.prompt_tokens[Source.CPU, phase] += hit.cpu_tokens
-        self.prompt_tokens[Source.COMPUTE, phase] += hit.compute_tokens
+        from_gpu, from_cpu, computed = _SOURCES_IN[phase]
+        self.prompt_tokens[from_gpu] += hit.gpu_tokens
+        self.prompt_tokens[from_cpu] += hit.cpu_tokens
+        self.prompt_tokens[computed] += hit.compute_tokens
 
     def record_switches(self, switches: int) -> None:
         """Record how often one matched prefix switched between the tiers."""

@@ -37,6 +37,8 @@ def coverage(geometry: CacheGeometry, index: int, lengths: IntArray) -> Coverage
 def covered_range(geometry: CacheGeometry, index: int, length: int) -> range:  # noqa: PLR0917  # like `coverage`
     """The covered blocks of group `index` for a prefix of `length` tokens (a multiple of its effective block size)."""
     stop = length // geometry.block_sizes[index]
+    if index in geometry.full_groups:
+        return range(stop)
     return range(min(coverage_start(geometry, index, length), stop), stop)
 
 

@@ -105,6 +105,10 @@ class EpochIndex:
         """Where among `slots` those stand that hold a key, stale or not."""
         return self._index.find_indexed(slots)
 
+    def find_keyless(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` the others stand."""
+        return self._index.find_keyless(slots)
+
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key, stale or not."""
         return self._index.indexed_between(start, stop)
@@ -152,13 +156,12 @@ class EpochIndex:
         """Take `slots` (distinct, indexed) out; tells the keys of those that were not stale."""
         if len(slots) == 0:
             return NOTHING_EVICTED
-        told = slots
+        keys, groups = self._index.key_of(slots), self._index.remove(slots)
         if self._stale:
-            told = slots[self._slot_epoch.take(slots) == self._epoch]
-        evicted = Evicted(self._index.key_of(told), self._index.group_of(told))
-        self._index.remove(slots)
-        self._stale -= len(slots) - len(told)
-        return evicted
+            is_told = self._slot_epoch.take(slots) == self._epoch
+            keys, groups = keys[is_told], groups[is_told]
+            self._stale -= len(slots) - len(groups)
+        return Evicted(keys, groups)
 
     def bump(self) -> None:
         """Begin a new epoch: every key is stale; O(1)."""

@@ -16,7 +16,8 @@ from typing import Final, final
 import numpy as np
 
 from aiokv.core.lookup import Residency
-from aiokv.core.probing import GroupResidency, Guesses, Prober, Search, is_all
+from aiokv.core.masks import is_all
+from aiokv.core.probing import GroupResidency, Guesses, Prober, Search
 from aiokv.core.slices import Job
 from aiokv.core.world import World
 from aiokv.model.ids import IntArray, Tier

@@ -20,6 +20,7 @@ import numpy as np
 
 from aiokv.core.index_places import AT_ONCE
 from aiokv.core.index_table import SlotTable
+from aiokv.core.masks import has_any
 from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
@@ -29,6 +30,7 @@ __all__ = ["FoundInBoth", "SlotIndex"]
 
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _NOBODY: Final = np.array(0, np.int16)
+_GROUP_TO_OWNER: Final = np.array(1, np.int16)
 _BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
 
@@ -75,7 +77,7 @@ class SlotIndex:
         """Which slots of the first tier, whose index this is, hold `keys`, and which of the second what it lacks."""
         present, nodes = self._table.find(keys, group)
         is_second = np.greater_equal(nodes, self._split)
-        if not np.count_nonzero(is_second):
+        if not has_any(is_second):
             return FoundInBoth(Found(present, nodes), Found(is_second, np.zeros(len(nodes), np.int64)))
         seconds = nodes - self._table.split
         seconds *= is_second
@@ -101,9 +103,9 @@ class SlotIndex:
         """Where among `slots` those stand that hold a key."""
         return self._owner[slots].nonzero()[0]
 
-    def are_indexed(self, slots: SlotArray) -> bool:
-        """Whether all `slots` hold a key."""
-        return int(np.count_nonzero(self._owner.take(slots))) == len(slots)
+    def find_keyless(self, slots: SlotArray) -> IntArray:
+        """Where among `slots` the others stand."""
+        return np.equal(self._owner[slots], _NOBODY).nonzero()[0]
 
     def indexed_between(self, start: int, stop: int) -> BoolArray:
         """Which slots of `[start, stop)` hold a key."""
@@ -115,7 +117,7 @@ class SlotIndex:
 
     def group_of(self, slots: SlotArray) -> GroupArray:
         """The groups of `slots`; -1 where not indexed."""
-        return self._owner.take(slots) - np.int16(1)
+        return self._owner.take(slots) - _GROUP_TO_OWNER
 
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` of `group`: a fraction of the price of `find`, where the slots are known."""
@@ -152,12 +154,15 @@ class SlotIndex:
         self._count += len(slots)
         return np.ones(len(slots), np.bool_)
 
-    def remove(self, slots: SlotArray) -> None:
-        """Take `slots` (distinct) out of the index; UsageError if one is not indexed, nothing changed."""
-        if not self.are_indexed(slots):
+    def remove(self, slots: SlotArray) -> GroupArray:
+        """Take `slots` (distinct) out of the index; their groups. UsageError if one is not indexed, nothing changed."""
+        owners = self._owner[slots]
+        if np.count_nonzero(owners) < len(slots):
             raise UsageError("a slot that is not indexed cannot be removed")
         self._table.remove(self._nodes(slots))
         self._count -= len(slots)
+        owners -= _GROUP_TO_OWNER
+        return owners
 
     def warm(self, limit: int) -> int:
         """Touch the pages of the next `limit` buckets of the table; returns how many are left."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
 from aiokv.core.index_stash import Stash
+from aiokv.core.masks import has_any, is_all
 from aiokv.core.pool_values import GroupArray
 from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
@@ -138,7 +139,7 @@ class SlotTable:
         matches = _match_tags(probe)
         if len(matches) or self._stash.nodes:
             found = self._verify(probe, matches)
-            if np.count_nonzero(found.present):  # else a tag is that of another key
+            if has_any(found.present):  # else a tag is that of another key
                 return self._insert_some(nodes, probe, found=found)
         return self._insert_new(nodes, probe)
 
@@ -211,16 +212,16 @@ class SlotTable:
         if len(nodes) == n:
             present = self.owner[nodes] == probe.owner
             # Comparing bytes is numpy's shortest way on short batches.
-            if np.count_nonzero(present) == n and self.digests.take(nodes, axis=0).tobytes() == probe.keys.tobytes():
+            if is_all(present) and self.digests.take(nodes, axis=0).tobytes() == probe.keys.tobytes():
                 return Found(present, nodes)
         asked = matches >> _LOG_PROBES
-        same = np.equal(self.digests.take(nodes, axis=0), probe.keys.take(asked, axis=0))
-        verified = same.view(np.uint32)[:, 0] == _BYTE_SUM
-        verified &= self.owner[nodes] == probe.owner
-        asked = asked[verified]
+        held, wanted = self.digests.take(nodes, axis=0), probe.keys.take(asked, axis=0)
+        verified = self.owner[nodes] == probe.owner
+        if not is_all(verified) or held.tobytes() != wanted.tobytes():  # a tag is that of another key
+            verified &= np.equal(held, wanted).view(np.uint32)[:, 0] == _BYTE_SUM
+            asked, nodes = asked[verified], nodes[verified]
         answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
-        answer.present[asked] = True
-        answer.slots[asked] = nodes[verified]
+        answer.present[asked], answer.slots[asked] = True, nodes
         if self._stash.nodes:
             self._find_stashed(probe, answer)
         return answer
@@ -245,7 +246,7 @@ class SlotTable:
             places = places[firsts]
             self.attach(nodes[places], probe.keys[places], to=to, owner=probe.owner)
             is_inserted[places] = True
-        if np.count_nonzero(is_new):
+        if has_any(is_new):
             is_inserted[is_new] = self._insert_new(nodes[is_new], probe.select(is_new))
         return is_inserted
 
@@ -280,12 +281,12 @@ class SlotTable:
             self.entry[nodes] = entries
             winners = self._beside[entries]
             lost = winners != nodes
-            if np.count_nonzero(lost) == 0:
+            if not has_any(lost):
                 break
             losers = lost.nonzero()[0]
             nodes, buckets, tags = nodes[losers], buckets[losers], tags[losers]
             is_repeat = self._rows[nodes] == self._rows[winners[losers]]
-            if np.count_nonzero(is_repeat):
+            if has_any(is_repeat):
                 repeated += nodes[is_repeat].tolist()
                 nodes, buckets, tags = nodes[~is_repeat], buckets[~is_repeat], tags[~is_repeat]
             held = self._buckets.take(buckets)

@@ -101,7 +101,6 @@ class Transfer:
     owner: int
     epochs: Epochs
     """Those in which what it copies was valid."""
-    after: object = None
     use: SourceUse = SourceUse.USED
     state: TransferState = TransferState.QUEUED
     waiters: set[int] = field(default_factory=set)
@@ -219,7 +218,7 @@ class InflightTable:
     def bind_targets(self, transfer: Transfer, targets: SlotArray) -> None:
         """Name the targets of a queued load."""
         transfer.targets = targets
-        self._loading_target[transfer.sources] = targets
+        self._loading_target[transfer.sources] = targets.astype(np.int32, copy=False)
         self._tell(transfer)
 
     def find(self, transfer_id: int) -> Transfer:
@@ -257,7 +256,7 @@ class InflightTable:
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
         """Per CPU slot the id of the load that reads it; 0 where none does."""
-        return self._loading_id.take(cpu_slots)
+        return self._loading_id[cpu_slots]
 
     def loading_targets(self, cpu_slots: SlotArray) -> SlotArray:
         """Per CPU slot the GPU slot that its load writes; meaningful where a load with named targets reads it."""

@@ -13,8 +13,7 @@ Rules
   fails is tried again with the next activity, and a drain ends.
 - A walk covers a quarter more than the target and is due again when that may be used up, or with the next change if it
   found too few: a few lookups per block evicted, whatever the size of the pool.
-- A lease has no backlog here: what it leaves behind is copied when it gets cold. Copies wait for the backend's own
-  compute fence, as those of GPU hits do.
+- A lease has no backlog here: what it leaves behind is copied when it gets cold, behind the fence of its slots.
 
 State: the fading peak of claims, and how far the pool had moved when the last walk began.
 """

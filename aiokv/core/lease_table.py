@@ -20,11 +20,12 @@ import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
+from aiokv.core.fences import Fence
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
-from aiokv.model.ids import BoolArray, IntArray, KeyEnum, SlotArray
+from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
 from aiokv.model.plan import Hit, Outcome
 
@@ -121,7 +122,6 @@ class LeaseRecord:
     """One request's pins and reservations. Changed by the core's collaborators only."""
 
     __slots__ = (
-        "after",
         "attributed",
         "block_sizes",
         "capacity_tokens",
@@ -130,6 +130,7 @@ class LeaseRecord:
         "delivered",
         "epochs",
         "failed",
+        "fenced",
         "given_back",
         "hit",
         "is_bare",
@@ -147,6 +148,7 @@ class LeaseRecord:
         "state",
         "state_slots",
         "storing",
+        "streams",
         "tables",
         "waiting",
         "watchers",
@@ -164,22 +166,21 @@ class LeaseRecord:
         watchers: Sequence[ChangedHolders] = (),
     ) -> None:
         self.lease_id = lease_id
-        self.block_sizes = [group.block_size for group in groups]
-        self.request = request
-        self.keys = request.keys
+        sizes, positions, states, capacity_tokens, loaded = zip(*groups, strict=True)  # shorter than five passes
+        self.block_sizes: list[int] = list(sizes)
+        self.request, self.keys = request, request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
         self.state = LeaseState.HELD
         self.length = length
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
-        self.tables = [BlockTable(group.positions, owner=lease_id, watchers=watchers) for group in groups]
-        sizes = [(index, group.states) for index, group in enumerate(groups) if group.states]
-        self.state_slots = {index: BlockTable(size, owner=lease_id, watchers=watchers) for index, size in sizes}
+        self.tables = [BlockTable(blocks, owner=lease_id, watchers=watchers) for blocks in positions]
+        self.state_slots = _state_tables(states, owner=lease_id, watchers=watchers) if any(states) else {}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
-        self.capacity_tokens = [group.capacity_tokens for group in groups]
-        self.loaded = [group.is_loaded for group in groups]
+        self.capacity_tokens: list[int] = list(capacity_tokens)
+        self.loaded: list[BoolArray] = list(loaded)
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
         self.hit = self.delivered = hit
         self.attributed = False
@@ -195,10 +196,10 @@ class LeaseRecord:
         self.is_bare = False
         """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
-        self.after: object = None
-        """The fence after the kernels that wrote what was confirmed last."""
+        self.fenced = 0  # the number of the last fence behind which its slots were written, read or given back
+        self.streams: list[object] = []  # those that were made to wait for its loads: their kernels use its slots
         self.confirmed = self.publish_limit = length
-        self.registered = [length // group.block_size for group in groups]
+        self.registered = [length // size for size in self.block_sizes]
         """Per group, blocks `[0, registered)` have been offered to the index."""
         self.given_back = [0] * len(groups)
         """Per group, blocks `[0, given_back)` are no longer held."""
@@ -229,6 +230,11 @@ class LeaseRecord:
         """`InvalidTransition` unless it is READY: only then it can `event`."""
         if self.state is not LeaseState.READY:
             raise InvalidTransition(self.name, state=self.state.value, event=event)
+
+    def fence(self, fence: Fence | None) -> None:
+        """Whatever has touched its slots so far did so before this fence, or before an older one that it has."""
+        if fence is not None and fence.number > self.fenced:
+            self.fenced = fence.number
 
     def has_unnamed(self, table: BlockTable, *, stop: int) -> bool:
         """Whether a claim of `table` at a position below `stop` has no slot yet."""
@@ -270,6 +276,8 @@ class LeaseRecord:
         """Every GPU slot in the tables, each pinned, in eviction order: the tail of the prefix first."""
         if len(self.tables) == 1 and not self.state_slots:
             return self.tables[0].held_slots()[::-1]
+        if not self.state_slots and self.block_sizes.count(self.block_sizes[0]) == len(self.tables):
+            return self._held_slots_of_equals()
         parts: list[IntArray] = []
         ends: list[IntArray] = []
         for index, table in enumerate(self.tables):
@@ -280,6 +288,20 @@ class LeaseRecord:
             parts.append(table.held_slots())
             ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
         return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
+
+    def _held_slots_of_equals(self) -> IntArray:
+        """The same where one position is as long in all tables: they are read side by side, and nothing is sorted."""
+        side_by_side = np.zeros((max(map(len, self.tables)), len(self.tables)), np.int64)
+        for index, table in enumerate(self.tables):
+            table.copy_to(side_by_side[: len(table), index])
+        slots = side_by_side[::-1].ravel()
+        return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
+
+
+def _state_tables(states: Sequence[int], *, owner: int, watchers: Sequence[ChangedHolders]) -> dict[int, BlockTable]:
+    """One for each group that has states."""
+    sizes = [(index, size) for index, size in enumerate(states) if size]
+    return {index: BlockTable(size, owner=owner, watchers=watchers) for index, size in sizes}
 
 
 @final

@@ -166,7 +166,7 @@ class Loads:
             return False
         self._admission.finish_naming(last)
         for table in last.tables:
-            self._world.unpin_gpu(table.take_range(0, len(table))[::-1])
+            self._world.take_back(last, table.take_range(0, len(table))[::-1])
         last.is_bare = True
         return True
 
@@ -229,7 +229,7 @@ class Loads:
             self._take(record, plan, changes=changes)
             self._put_off(record, dropped)
         else:  # there are no others
-            world.unpin_gpu(dropped)
+            world.take_back(record, dropped)
             self._take(record, plan, changes=changes)
         self._revise(record, plan, failed=failed)
         return True
@@ -275,12 +275,12 @@ class Loads:
         """Let go of what has left the tables once nothing is left to be named."""
         record.put_off(dropped)
         if not record.claims:
-            self._world.unpin_gpu(record.take_leaving())
+            self._world.take_back(record, record.take_leaving())
 
     def _drop_failed(self, record: LeaseRecord) -> None:
         """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
         for table, failed in zip(record.tables, _failed_masks(record), strict=True):
-            self._world.unpin_gpu(table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
+            self._world.take_back(record, table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
 
     def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
         """Fill the prefix of every table anew."""

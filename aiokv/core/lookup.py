@@ -19,7 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from aiokv.core.coverage import coverage, coverage_start
-from aiokv.core.probing import NOWHERE, GroupResidency, Guesses, Index, JointIndex, Keys, Prober, count_leading, is_all
+from aiokv.core.masks import count_leading, is_all
+from aiokv.core.probing import NOWHERE, GroupResidency, Guesses, Index, JointIndex, Keys, Prober
 from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.spec import CacheGeometry, FullAttention
 

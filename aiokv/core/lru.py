@@ -38,6 +38,7 @@ from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.masks import is_all
 from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, IntArray, SlotArray, TableArray
@@ -47,6 +48,7 @@ __all__ = ["EvictionQueue"]
 _FIRST: Final = 1 << 48
 _STEPS_PER_ENTRY: Final = 4
 _SPARE_STEPS: Final = 64
+_NOT_QUEUED: Final = np.array(0, np.int64)
 _MIN_SCAN: Final = 64
 """Entries of the first scan for a few slots; each other is twice as long, so that many dead ones take few scans."""
 
@@ -100,7 +102,7 @@ class EvictionQueue:
         False, and nothing changed, if one of them is not queued.
         """
         seats = self._seat[slots]
-        if np.count_nonzero(seats > 0) < len(slots):
+        if not is_all(seats > 0):
             return False
         self._seat[slots] = -seats
         self.count -= len(slots)
@@ -131,7 +133,7 @@ class EvictionQueue:
             return
         while scan_limit > 0:
             self._skip_gap()
-            if self._seat.item(self._ring.item(self._head % self._size)) == self._head:
+            if self._is_head_live():
                 return
             start, size = self._next_scan(scan_limit, scan_limit)
             live = self._live_between(start, size)
@@ -149,7 +151,7 @@ class EvictionQueue:
 
     def drop(self, slots: SlotArray) -> None:
         """Take `slots` (distinct, all queued) out of the queue."""
-        self._seat[slots] = 0
+        self._seat[slots] = _NOT_QUEUED
         self.count -= len(slots)
 
     def pop(self, n: int, scan_limit: int) -> IntArray:
@@ -157,6 +159,8 @@ class EvictionQueue:
 
         Fewer if the limit was hit or the queue is empty; the next call goes on where this one stopped.
         """
+        if n == 1 and scan_limit > 0 and self.count and self._is_head_live():
+            return self._pop_head()
         taken: list[IntArray] = []
         length = max(n, _MIN_SCAN)
         while n > 0 and scan_limit > 0 and self.count:
@@ -171,7 +175,7 @@ class EvictionQueue:
             if len(slots) > n:
                 self._head = start + int(live.nonzero()[0][n])
                 slots = slots[:n]
-            self._seat[slots] = 0
+            self._seat[slots] = _NOT_QUEUED
             self.count -= len(slots)
             n -= len(slots)
             scan_limit -= size
@@ -219,6 +223,19 @@ class EvictionQueue:
             found.append(f"the ring of {self._size} holds {self.used} entries")
         return found
 
+    def _is_head_live(self) -> bool:
+        """Whether the first entry is that of a queued slot; within the gap of a pass none is."""
+        return self._seat.item(self._ring.item(self._head % self._size)) == self._head
+
+    def _pop_head(self) -> IntArray:
+        """Take the one slot that the first entry, a live one, stands for: without arrays, as a request needs it that
+        goes on by one block."""
+        slot = self._ring.item(self._head % self._size)
+        self._seat[slot] = 0
+        self._head += 1
+        self.count -= 1
+        return np.array((slot,))
+
     def _push_coldest(self, slots: IntArray) -> None:
         """Queue `slots` at the cold end, for which there is room; the first of them is evicted first of all."""
         self._head -= len(slots)
@@ -230,7 +247,7 @@ class EvictionQueue:
         if self.count == self.used:
             self._passing = False  # no dead entry, so no gap either
             return
-        if self._passing or self._seat.item(self._ring.item(self._head % self._size)) != self._head:
+        if self._passing or not self._is_head_live():
             self.trim(m + _SPARE_STEPS)
         if self._passing or self.used + m > 2 * self._capacity:
             self._compact(m)

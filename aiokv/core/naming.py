@@ -11,6 +11,7 @@ State: that of the records and transfers.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Final, final
 
 import numpy as np
@@ -43,17 +44,16 @@ class Naming:
         """
         done = 0
         while record.claims and done < limit:
-            segment = record.claims[0]
-            joined = self._find_unbound(segment.joined_id)
-            if joined is not None:
+            joined = self._find_unbound(record.claims[0].joined_id)
+            if joined is None:
+                done += self._name_run(record, limit=limit - done)
+                if record.claims and record.claims[0].unnamed:
+                    break
+            else:
                 done += self._name_load(joined, limit=limit - done)
                 if joined.targets is None:
                     break
-            elif segment.unnamed:
-                done += self._name_segment(record, segment, limit=limit - done)
-                if segment.unnamed:
-                    break
-            record.claims.popleft()
+                record.claims.popleft()
         self._let_go(record)
         return done
 
@@ -92,15 +92,38 @@ class Naming:
             self._let_go(owner)
         return done
 
+    def _name_run(self, record: LeaseRecord, *, limit: int) -> int:
+        """Name up to `limit` claims that come before those for which another's load has to be named, all in one go.
+
+        Returns how many were looked at.
+        """
+        run = list(takewhile(lambda segment: self._find_unbound(segment.joined_id) is None, record.claims))
+        unnamed = sum(segment.unnamed for segment in run)
+        slots = self._world.name_gpu(min(unnamed, limit)) if unnamed else _NO_POSITIONS
+        start = 0
+        for segment in run:
+            if segment.unnamed:
+                part = slots[start : start + segment.unnamed]
+                start += len(part)
+                self._bind(record, segment, part)
+                if segment.unnamed:
+                    break
+            record.claims.popleft()
+        return max(len(slots), 1)
+
     def _name_segment(self, record: LeaseRecord, segment: ClaimSegment, *, limit: int) -> int:
         """Name up to `limit` claims of a segment; returns how many were looked at."""
         slots = self._world.name_gpu(min(segment.unnamed, limit))
+        self._bind(record, segment, slots)
+        return max(len(slots), 1)
+
+    def _bind(self, record: LeaseRecord, segment: ClaimSegment, slots: IntArray) -> None:  # noqa: PLR0917
+        """The next claims of a segment get these names; a load is queued with its last one."""
         positions = segment.positions[segment.named : segment.named + len(slots)]
         segment.table.put(positions, slots)
         segment.named += len(slots)
         if not segment.unnamed and segment.transfer_id is not None:
             self._bind_load(record, self._world.inflight.find(segment.transfer_id))
-        return max(len(slots), 1)
 
     def _bind_load(self, record: LeaseRecord, transfer: Transfer) -> None:
         """All targets of a load are named: it pins them and can be submitted, and whoever has joined it pins them."""
@@ -129,4 +152,4 @@ class Naming:
     def _let_go(self, record: LeaseRecord) -> None:
         """Once all its claims have names, the slots go back that have left its tables."""
         if len(record.leaving) and not record.claims:
-            self._world.unpin_gpu(record.take_leaving())
+            self._world.take_back(record, record.take_leaving())

@@ -22,6 +22,7 @@ import numpy as np
 
 from aiokv.core.block_names import KeyedBlocks, digests_at
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.core.masks import has_any, is_all
 from aiokv.core.planner import AcquirePlan
 from aiokv.core.pool import Evicted, Pool
 from aiokv.core.pool_values import take_joined
@@ -50,7 +51,6 @@ class Offer:
     group: int
     positions: IntArray
     slots: SlotArray
-    after: object = None
     planned: int = 0
     chosen: int = 0
     """The first so many have been found worth a copy already, which is asked once only; they wait for slots."""
@@ -160,7 +160,7 @@ class Offers:
             self._queue.skip(stop - start, DeclineReason.REQUEST_GONE)
             return stop - start
         found = self._queue.sift(digests, group=offer.group, slots=slots)
-        if not found.are_wanted or np.count_nonzero(is_chosen) < len(is_chosen):
+        if not found.are_wanted or not is_all(is_chosen):
             self._pass_by(offer, found, slots=slots, is_chosen=is_chosen)
             wanted = found.is_wanted & is_chosen
             positions, slots = positions[wanted], slots[wanted]
@@ -192,7 +192,6 @@ class Offers:
             sources=slots,
             epochs=record.epochs,
             owner=record.lease_id,
-            after=offer.after,
         )
         later = self._queue.put(order)
         if len(later.sources):
@@ -214,10 +213,10 @@ class Offers:
     def _fill(self, lost: Evicted, cpu: Pool) -> None:
         for group, digests in lost.by_group():
             on_gpu = self._world.gpu.find(digests, group)
-            if not np.count_nonzero(on_gpu.present):
+            if not has_any(on_gpu.present):
                 continue
             is_held = on_gpu.present & (self._world.gpu.pins_of(on_gpu.slots) > 0)
-            if np.count_nonzero(is_held):  # a block whose copy went, came again and went is one hole
+            if has_any(is_held):  # a block whose copy went, came again and went is one hole
                 held = is_held.nonzero()[0]
                 once = held[np.sort(np.unique(on_gpu.slots[held], return_index=True)[1])]
                 self._fill_some(digests[once], group=group, slots=on_gpu.slots[once], cpu=cpu)

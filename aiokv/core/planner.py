@@ -47,6 +47,18 @@ class GroupPlan(NamedTuple):
     capacity_tokens: int
 
 
+class _Loads(NamedTuple):
+    """Four fields of a `GroupPlan`: loads of its own, and those that it joins."""
+
+    load_positions: IntArray
+    load_sources: IntArray
+    join_positions: IntArray
+    join_sources: IntArray
+
+
+_NO_LOADS: Final = _Loads(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
 class AcquirePlan(NamedTuple):
     """What admission would do. Valid until a pool changes."""
 
@@ -131,33 +143,38 @@ def _plan_group(
     block = geometry.effective_block_size(index)
     on_gpu = residency.on_gpu[covered.start : covered.stop]
     hits = on_gpu.nonzero()[0]
-    hits += covered.start
+    if covered.start:
+        hits += covered.start
     is_loaded = np.zeros(covered.stop, np.bool_)
-    loads = load_sources = joins = join_sources = _NOTHING
-    if len(hits) < len(on_gpu):
-        misses = (~on_gpu).nonzero()[0]
-        misses += covered.start
-        is_loaded[misses] = True
-        loads, load_sources = misses, residency.cpu_slots[misses]
-        is_joined = inflight.loading_ids(load_sources) != 0
-        if np.count_nonzero(is_joined):
-            joins, join_sources = loads[is_joined], load_sources[is_joined]
-            loads, load_sources = loads[~is_joined], load_sources[~is_joined]
+    if len(hits) == len(on_gpu):
+        hit_slots, loads = residency.gpu_slots[covered.start : covered.stop], _NO_LOADS
+    else:
+        hit_slots = residency.gpu_slots[hits]
+        np.logical_not(on_gpu, out=is_loaded[covered.start :])
+        loads = _plan_loads(is_loaded.nonzero()[0], residency=residency, inflight=inflight)
     capacity = _claim_capacity(geometry, request, index=index, length=length)
     recurrent = isinstance(geometry.groups[index], RecurrentState)
     return GroupPlan(
-        hit_positions=hits,
-        hit_slots=residency.gpu_slots[hits],
-        load_positions=loads,
-        load_sources=load_sources,
-        join_positions=joins,
-        join_sources=join_sources,
-        is_loaded=is_loaded,
+        hits,
+        hit_slots,
+        *loads,
+        is_loaded,
         claim_start=covered.stop,
         claim_stop=covered.stop if recurrent else max(-(-capacity // block), covered.stop),
         state_claims=STATE_CLAIMS if recurrent else 0,
         capacity_tokens=capacity,
     )
+
+
+def _plan_loads(positions: IntArray, *, residency: GroupResidency, inflight: InflightTable) -> _Loads:
+    """How what lies at `positions` comes from the CPU tier."""
+    sources = residency.cpu_slots[positions]
+    loading = inflight.loading_ids(sources)
+    if not np.count_nonzero(loading):
+        return _Loads(positions, sources, _NOTHING, _NOTHING)
+    is_joined = loading != 0
+    own = ~is_joined
+    return _Loads(positions[own], sources[own], positions[is_joined], sources[is_joined])
 
 
 def _claim_capacity(geometry: CacheGeometry, request: AcquireRequest, *, index: int, length: int) -> int:

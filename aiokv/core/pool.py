@@ -32,6 +32,8 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.masks import is_all
+from aiokv.core.pool_parts import ONE_PIN
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, NamedSlots, PoolCounts
 from aiokv.core.pool_view import PoolView
 from aiokv.errors import ForeignBlock, UsageError
@@ -39,7 +41,8 @@ from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
 
 __all__ = ["Evicted", "NamedSlots", "Pool", "PoolCounts"]
 
-_ONE: Final = np.array(1, np.int32)
+
+_NO_SLOTS: Final[IntArray] = np.empty(0, np.int64)
 
 
 @final
@@ -50,6 +53,7 @@ class Pool(PoolView):
 
     def trim(self, scan_limit: int) -> None:
         """Pass up to `scan_limit` entries at the cold end that stand for nothing; the order stays."""
+        self.settle()
         self._queue.trim(scan_limit)
 
     def pin(self, slots: SlotArray) -> None:
@@ -57,18 +61,19 @@ class Pool(PoolView):
 
         Raises ForeignBlock for a free slot, and UsageError if claims would outgrow what is left; nothing is changed.
         """
+        if self._late:
+            self.settle()
         at = slots.astype(np.int64, copy=False)
         pins = self._pins[at]
         busy = int(np.count_nonzero(pins))
-        if busy < len(at):
-            idle = at[pins == 0] if busy else at
-            if len(idle) > self.available:
-                self._require(self._queue.is_queued(idle), idle)
-                raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
-            if not self._queue.try_lift(idle):
-                self._require(self._queue.is_queued(idle), idle)
-        pins += _ONE
-        self._pins[at] = pins
+        if not busy:
+            self._lift(at)
+            self._pins[at] = ONE_PIN
+        else:
+            if busy < len(at):
+                self._lift(at[pins == 0])
+            pins += ONE_PIN
+            self._pins[at] = pins
         self._tell(at)
 
     def unpin(self, slots: SlotArray, times: NDArray[np.int32] | None = None) -> None:
@@ -77,19 +82,20 @@ class Pool(PoolView):
         Drops one pin of each, or `times[i]` of them. Slots without a current key are free at their last pin.
         ForeignBlock, nothing changed, if one has fewer pins.
         """
-        if len(idle := self._drop_pins(slots, times)):
-            self._queue.push(self._free_keyless(idle))
-        self._tell(slots)
+        self.settle()
+        self._queue_idle(self._drop_pins(slots, times), among=slots)
 
     def unpin_in_place(self, slots: SlotArray) -> None:
         """Like `unpin`, but what becomes evictable returns to where it was pinned, or goes first if that has gone."""
+        self.settle()
         self._queue.restore(self._free_keyless(self._drop_pins(slots)))
         self._tell(slots)
 
     def touch(self, slots: SlotArray) -> None:
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
+        self.settle()
         queued = self._queue.is_queued(slots)
-        self._queue.renew(slots if np.count_nonzero(queued) == len(slots) else slots[queued])
+        self._queue.renew(slots if is_all(queued) else slots[queued])
 
     def claim(self, n: int) -> None:
         """Promise `n` slots, to be named later; UsageError, nothing changed, if fewer are available."""
@@ -108,14 +114,16 @@ class Pool(PoolView):
 
         Fewer if there are fewer claims, or once `scan_limit` entries of the eviction queue were looked at.
         """
+        if self._late:
+            self.settle()
         n = min(n, self._claimed)
-        slots = self._free.take(n)
+        slots = self._free.take(n) if self._free.count else _NO_SLOTS
         evicted = NOTHING_EVICTED
         if len(slots) < n:
             coldest = self._queue.pop(n - len(slots), scan_limit)
             evicted = self._index.remove(coldest)
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
-        self._pins[slots] = _ONE
+        self._pins[slots] = ONE_PIN
         self._claimed -= len(slots)
         self._tell(slots)
         return NamedSlots(slots, evicted)
@@ -129,6 +137,7 @@ class Pool(PoolView):
         Where the blocks were copied from slots of the other tier, naming these saves a search.
         Raises ForeignBlock for a slot without a pin, UsageError for one that has a key of this epoch or is quarantined.
         """
+        self.settle()
         self._require(self._pins.take(slots), slots)
         if self._quarantined_count and self._quarantined.take(slots).any():
             raise UsageError("a quarantined slot cannot be registered")
@@ -142,6 +151,7 @@ class Pool(PoolView):
 
     def evict(self, slots: SlotArray) -> Evicted:
         """Free these evictable `slots` (distinct); ForeignBlock, nothing changed, if one is pinned or has no key."""
+        self.settle()
         self._require(self._queue.is_queued(slots), slots)
         self._queue.drop(slots)
         evicted = self._index.remove(slots)
@@ -151,6 +161,7 @@ class Pool(PoolView):
 
     def unregister(self, slots: SlotArray) -> Evicted:
         """Take the keys off pinned resident `slots` (distinct): they are reserved again. Else ForeignBlock."""
+        self.settle()
         self._require(self._pins.take(slots), slots)
         self._require(self._index.is_indexed(slots), slots)
         self._tell(slots)
@@ -158,6 +169,7 @@ class Pool(PoolView):
 
     def quarantine(self, slots: SlotArray) -> Evicted:
         """Take pinned `slots` (distinct) out of use for good, with their keys. ForeignBlock if one has no pin."""
+        self.settle()
         self._require(self._pins.take(slots), slots)
         evicted = self._index.remove(slots[self._index.is_indexed(slots)])
         self._quarantined_count += len(slots) - int(np.count_nonzero(self._quarantined.take(slots)))
@@ -167,6 +179,7 @@ class Pool(PoolView):
 
     def bump_epoch(self) -> None:
         """Make every key unfindable at once, in O(1); `sweep` frees the slots afterwards."""
+        self.settle()
         self._index.bump()
         self._cursor = self._first
 
@@ -175,6 +188,7 @@ class Pool(PoolView):
 
         The answer is how many stale slots are left: 0 when the sweep is done.
         """
+        self.settle()
         if self._index.stale_count:
             start, self._cursor = self._cursor, min(self._cursor + max(limit, 1), self._free.fresh)
             self._discard(self._index.stale_between(start, self._cursor))
@@ -184,10 +198,13 @@ class Pool(PoolView):
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
 
-    def _tell(self, slots: SlotArray) -> None:
-        """These have changed, or are about to within this call."""
-        for watch in self.watchers:
-            watch.note(slots)
+    def _lift(self, idle: IntArray) -> None:
+        """Take slots without a pin out of the eviction queue. Raises as `pin` does."""
+        if len(idle) > self.available:
+            self._require(self._queue.is_queued(idle), idle)
+            raise UsageError(f"pinning {len(idle)} evictable slots breaks claims: {self.available} are available")
+        if not self._queue.try_lift(idle):
+            self._require(self._queue.is_queued(idle), idle)
 
     def _require(self, held: NDArray[np.int32] | BoolArray, slots: SlotArray) -> None:
         if np.count_nonzero(held) < len(slots):
@@ -198,25 +215,7 @@ class Pool(PoolView):
         pins = self._pins[at]
         if times is not None or np.count_nonzero(pins) < len(at):
             self._require(pins if times is None else pins >= times, at)
-        pins -= _ONE if times is None else times
-        self._pins[at] = pins
-        return at[pins == 0] if np.count_nonzero(pins) else at
-
-    def _free_keyless(self, slots: IntArray) -> IntArray:
-        """The last pins of `slots` went: those without a current key are free, the others are to be queued."""
-        if self._index.stale_count:
-            self._index.remove(slots[self._index.is_stale(slots)])
-        resident = self._index.find_indexed(slots)
-        keyless = len(slots) - len(resident)
-        if keyless == 0:
-            return slots
-        if not self._quarantined_count and (not len(resident) or resident.item(0) == keyless):
-            self._free.put(slots[:keyless])  # the unconfirmed tail of a lease, which comes first
-            return slots[keyless:]
-        is_free = ~self._quarantined.take(slots) if self._quarantined_count else np.ones(len(slots), np.bool_)
-        is_free[resident] = False
-        self._free.put(slots[is_free])
-        return slots[resident]
+        return self._take_pins(at, pins, times=times)
 
     def _discard(self, slots: IntArray) -> None:
         """Take the keys off these stale `slots`; the unpinned ones are free then."""

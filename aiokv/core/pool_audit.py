@@ -102,6 +102,10 @@ class PoolAudit:
         """How many slots have changed since their visit."""
         return self._watch.changed_count
 
+    def settle(self) -> None:
+        """Have the books tell of every lease that has left."""
+        self._pool.settle()
+
     # What holders have.
 
     def exchange(self, before: SlotArray, after: SlotArray) -> int:

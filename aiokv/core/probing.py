@@ -14,11 +14,12 @@ from typing import Final, NamedTuple, Protocol, final
 import numpy as np
 
 from aiokv.core.index import FoundInBoth
+from aiokv.core.masks import is_all
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober", "count_leading", "is_all"]
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober"]
 
 _FIRST_SLICE: Final = 128
 _SLICE_GROWTH: Final = 4
@@ -176,7 +177,11 @@ class Prober:
             return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_cpu)
         absent = is_absent.nonzero()[0]
         on_cpu[absent], cpu_slots[absent] = _find(
-            self._cpu, keys[absent], group=index, guess=guess[absent] if len(guess) else guess, since=None
+            self._cpu,
+            keys.take(absent, axis=0),
+            group=index,
+            guess=guess[absent] if len(guess) else guess,
+            since=None,
         )
         return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
 
@@ -201,16 +206,6 @@ class Prober:
         return None if search is None or search.blocks < stop else search.moment
 
 
-def count_leading(present: BoolArray) -> int:
-    """How many blocks are present before the first one that is not."""
-    return len(present) if is_all(present) else int(present.argmin())
-
-
-def is_all(mask: BoolArray) -> bool:
-    """`mask.all()`, several times as fast on short masks."""
-    return int(np.count_nonzero(mask)) == len(mask)
-
-
 def _joined(parts: Sequence[GroupResidency]) -> GroupResidency:
     return GroupResidency(*map(np.concatenate, zip(*parts, strict=True)))
 
@@ -232,8 +227,8 @@ def _find(pool: Index, keys: DigestArray, *, group: int, guess: IntArray, since:
         return pool.find(keys, group)
     missing = np.logical_not(present).nonzero()[0]
     if since is not None and len(missing):
-        rows = keys if len(missing) == len(keys) else keys[missing]
+        rows = keys if len(missing) == len(keys) else keys.take(missing, axis=0)
         missing = missing[pool.may_have_come(rows, since=since)]
     if len(missing):
-        present[missing], slots[missing] = pool.find(keys[missing], group)
+        present[missing], slots[missing] = pool.find(keys.take(missing, axis=0), group)
     return Found(present, slots)

@@ -76,7 +76,7 @@ class Room:
             for segment in record.claims:
                 if segment.table is table:
                     self._cut_claim(segment, stop=stop)
-            self._world.unpin_gpu(table.cut(stop)[::-1])
+            self._world.give_back(record, table.cut(stop)[::-1])
 
     def _lacking(self, claims: int) -> int:
         """How many slots are missing for so many claims."""

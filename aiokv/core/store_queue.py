@@ -17,6 +17,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames, HashedBlocks
 from aiokv.core.inflight import NOBODY, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord
+from aiokv.core.masks import has_any, is_all
 from aiokv.core.pool_values import Epochs
 from aiokv.core.slices import Job
 from aiokv.core.world import World
@@ -38,8 +39,7 @@ class Sifted(NamedTuple):
     @property
     def are_wanted(self) -> bool:
         """Whether all of them are worth a copy."""
-        wanted = np.count_nonzero(self.is_current) == len(self.is_current)
-        return wanted and not np.count_nonzero(self.has_copy) and not np.count_nonzero(self.store_ids)
+        return is_all(self.is_current) and not has_any(self.has_copy) and not np.count_nonzero(self.store_ids)
 
     @property
     def is_wanted(self) -> BoolArray:
@@ -61,14 +61,13 @@ class StoreOrder(NamedTuple):
     """Blocks to copy from the GPU slots `sources`, the most wanted first.
 
     `owner` is the lease that asks for them: if it leaves before they are submitted, and nobody has joined, they are
-    dropped. `after` is the fence they wait for, where it is known; `epochs` those in which the blocks were valid.
+    dropped. `epochs` are those in which the blocks were valid.
     """
 
     blocks: BlockNames
     sources: SlotArray
     epochs: Epochs
     owner: int = NOBODY
-    after: object = None
     use: SourceUse = SourceUse.USED
 
     def select(self, which: slice | BoolArray) -> StoreOrder:
@@ -170,7 +169,6 @@ class StoreQueue:
             targets=targets,
             owner=order.owner,
             epochs=order.epochs,
-            after=order.after,
             use=order.use,
         )
         world.inflight.add(transfer)

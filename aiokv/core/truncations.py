@@ -19,6 +19,7 @@ import numpy as np
 from aiokv.core.admission import Admission
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import coverage_start
+from aiokv.core.fences import Fence
 from aiokv.core.lease_table import LeaseRecord
 from aiokv.core.revocations import make_room
 from aiokv.core.world import World
@@ -49,12 +50,15 @@ class Truncations:
         self._world = world
         self._admission = admission
 
-    def truncate(self, record: LeaseRecord, num_tokens: int) -> int | Deferred:
+    def truncate(self, record: LeaseRecord, num_tokens: int, *, after: Fence | None = None) -> int | Deferred:
         """Keep the first `num_tokens` tokens; returns how many of them are still confirmed.
+
+        What is given back was last read and written before the fence `after`.
 
         `Deferred`, and nothing has changed, when there are no slots for positions that must be written again.
         """
         _check(record, num_tokens)
+        record.fence(after)
         keys = record.keys.copy()
         keys.truncate(num_tokens)
         if num_tokens < record.confirmed:
@@ -129,7 +133,7 @@ class Truncations:
         """Let go first: what is given back here may be what is claimed."""
         world = self._world
         for table, cut in zip(record.tables, cuts, strict=True):
-            world.unpin_gpu(table.take(cut.dropped)[::-1])
+            world.give_back(record, table.take(cut.dropped)[::-1])
         world.gpu.claim(sum(len(cut.claimed) for cut in cuts))
         for table, cut in zip(record.tables, cuts, strict=True):
             if len(cut.claimed):

@@ -16,6 +16,7 @@ import numpy as np
 from aiokv.core.block_names import BlockNames
 from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
+from aiokv.core.fences import FenceBook
 from aiokv.core.hint_table import HintTable
 from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.index_table import SlotTable
@@ -72,6 +73,7 @@ class World:
         "cpu",
         "epochs",
         "events",
+        "fences",
         "geometry",
         "gone_copies",
         "gpu",
@@ -112,6 +114,7 @@ class World:
         self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
+        self.fences = FenceBook(gpu_blocks)
         self.events = EventLog(geometry, gpu_slots=gpu_blocks)
         self.outbox = Outbox()
         self.slices = SliceQueue()
@@ -165,6 +168,10 @@ class World:
         """The pool of a tier; there is none for a CPU tier of zero blocks."""
         return self.gpu if tier is Tier.GPU else self.cpu
 
+    def pools(self) -> dict[Tier, Pool]:
+        """Those that there are."""
+        return {Tier.GPU: self.gpu} if self.cpu is None else {Tier.GPU: self.gpu, Tier.CPU: self.cpu}
+
     def name_gpu(self, count: int) -> IntArray:
         """Name up to `count` claimed GPU slots, evicting where none is free; fewer when the scan limit is reached."""
         slots = self._counted(self.gpu.name_claimed(count, scan_limit=SCAN_LIMIT), tier=Tier.GPU)
@@ -193,6 +200,25 @@ class World:
             self.capacity_generation += 1
             self.note_moves(len(slots))
 
+    def give_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """Drop the pins of a lease in eviction order; whatever takes the slots next waits for its fence (law 5)."""
+        if record.fenced:
+            self.fences.note(slots, record.fenced)
+        self.unpin_gpu(slots)
+
+    def give_back_all(self, record: LeaseRecord, slots: IntArray) -> None:
+        """The same as a lease leaves; it changes this array no more, so that several leases' are dropped together."""
+        if record.fenced:
+            self.fences.note(slots, record.fenced)
+        self.gpu.unpin_late(slots)
+        self.gpu_moves += len(slots)
+
+    def take_back(self, record: LeaseRecord, slots: SlotArray) -> None:
+        """`give_back` while it is planned again: kernels that wait for its loads on a stream may be about to read."""
+        for stream in record.streams:
+            record.fence(self.fences.promise(stream))
+        self.give_back(record, slots)
+
     def unpin_cpu(self, slots: SlotArray, times: SlotTimes | None = None) -> None:
         """Drop one pin each, or so many, in eviction order."""
         if self.cpu is not None and len(slots):
@@ -213,8 +239,7 @@ class World:
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
         """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""
         if self.cpu is None:
-            nowhere = Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.int64))
-            return FoundInBoth(self.gpu.find(keys, group), nowhere)
+            return FoundInBoth(self.gpu.find(keys, group), Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), int)))
         return self.gpu.find_in_both(keys, group, second=self.cpu)
 
     def note_moves(self, count: int) -> None:

@@ -122,7 +122,7 @@ class CopyBatch:
     """Copies of whole blocks of one group, in one direction: `source_blocks[i]` to `target_blocks[i]`.
 
     A load reads CPU slots and writes GPU slots, a store the other way round. Slots within one side are distinct. The
-    copies wait for the fence `after`, where there is one (law 5).
+    copies wait for every fence in `after`, the backend's own or a tuple of them, where there is one (law 5).
     """
 
     direction: Direction

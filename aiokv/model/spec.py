@@ -140,7 +140,7 @@ class CacheGeometry:
 
     def alignment(self, align: int = 1) -> int:
         """`A` of the contract: the least common multiple of all effective block sizes and of `align`, in tokens."""
-        return math.lcm(align, self._alignment)
+        return math.lcm(align, self._alignment) if align > 1 else self._alignment
 
 
 def _is_positive_int(value: object) -> bool:

@@ -212,7 +212,7 @@ def read_bridge_polls(view: View) -> Iterable[Reading]:
 
 def read_pool_blocks(view: View) -> Iterable[Reading]:
     """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
-    pools = view.core.pools()
+    pools = view.core.peek_pools()
     for tier, capacity in view.capacities.items():
         states = pools[tier].by_state()
         states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]

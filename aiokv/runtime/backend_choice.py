@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend
+from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.host import HostBackend
 from aiokv.backends.host_memory import read_host_memory
 from aiokv.backends.memory_plan import Demand, plan_memory
@@ -23,17 +24,19 @@ __all__ = ["build_core", "choose_backend", "describe_runtime", "plan_layout"]
 _log = logging.getLogger(__name__)
 
 
-def choose_backend(config: RuntimeConfig) -> Backend:
-    """The backend object; `ConfigError` for "cuda", which this version does not have."""
+def choose_backend(config: RuntimeConfig, *, device: str) -> Backend:
+    """The backend object, for tensors on `device`. Memory of a CUDA device is copied by no other backend than CUDA's,
+    which says itself what it misses: so "auto" tries no driver.
+    """
     if not config.has_local_ranks:
         return RemoteBackend()
     if not isinstance(config.backend, str):
         return config.backend
-    if config.backend == "cuda":
-        raise ConfigError("backend 'cuda' is not part of this version: use 'host' or 'auto'")
+    is_on_device = device.partition(":")[0] == "cuda"
     if config.backend == "auto":
-        _log.info("backend auto: copies between two arenas in host memory")
-    return HostBackend()
+        found = "on a CUDA device: copies by its driver" if is_on_device else "in host memory: copies in RAM"
+        _log.info("backend auto: the tensors are %s", found)
+    return CudaBackend() if config.backend == "cuda" or (config.backend == "auto" and is_on_device) else HostBackend()
 
 
 def plan_layout(config: RuntimeConfig, arenas: Mapping[str, Sequence[object]]) -> Layout:

@@ -39,6 +39,9 @@ class RuntimeConfig:
     ranks' tensors, but for those in `remote_ranks`: other processes copy theirs, told by `KVRuntime.transfers`, and
     answer to `KVRuntime.report`. If all are remote there are no arenas, and `backend` stays "auto".
 
+    `compute_stream` is the engine's stream, or a callable that returns the current one: where a lease ends without
+    `after=`, its blocks are used again behind a fence of it. Needed by backends of devices, by no other.
+
     The residence hints of one tenant hold at most the fraction `hint_quota` of each pool; 0 declines them all.
     """
 
@@ -57,6 +60,7 @@ class RuntimeConfig:
     world_size: int = 1
     remote_ranks: Collection[int] = ()
     hint_quota: float = HINT_QUOTA
+    compute_stream: object = None
 
     def __post_init__(self) -> None:
         """Refuse what no runtime could be built from; raises `ConfigError`."""

@@ -8,7 +8,7 @@ the loop, warned about and given back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, final
 
@@ -24,10 +24,12 @@ from aiokv.model.tokens import TokenIds
 from aiokv.runtime.arguments import check_name, check_whole
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import Entry
+from aiokv.runtime.extension import extend, try_extend
 from aiokv.runtime.offload import Offloader
 from aiokv.runtime.preempted import Preempted
+from aiokv.runtime.stream_wait import wait_on
 from aiokv.runtime.turns import name_in_slices
-from aiokv.runtime.waiting import Rank, refuse, resolve, stand_in_line
+from aiokv.runtime.waiting import Rank, resolve
 
 __all__ = ["Lease"]
 
@@ -144,7 +146,7 @@ class Lease:
         self._check_open()
         self._record.keys.append(token_ids)
 
-    def truncate(self, num_tokens: int) -> int | Deferred:
+    def truncate(self, num_tokens: int, *, after: object = None) -> int | Deferred:
         """Forget the tokens from `num_tokens` on; returns how many are still confirmed: compute goes on from there.
 
         Room stays, block tables may change. Blocks that can be found stay in the cache and get a successor of this
@@ -155,10 +157,13 @@ class Lease:
         """
         self._check_open()
         check_whole("num_tokens", num_tokens)
-        if self._offloader.is_quiet and num_tokens < self._record.confirmed:
-            return self._offloader.core.defer_queued()
-        confirmed = self._offloader.core.truncations.truncate(self._record, num_tokens)
-        self._offloader.progress()
+        offloader, fence = self._offloader, None
+        if num_tokens < self._record.confirmed:
+            if offloader.is_quiet:
+                return offloader.core.defer_queued()
+            fence = offloader.fencing.find_end(self._record, after)
+        confirmed = offloader.core.truncations.truncate(self._record, num_tokens, after=fence)
+        offloader.progress()
         return confirmed
 
     def try_fork(self, request_id: str, *, at: int | None = None) -> Lease | Deferred:
@@ -198,8 +203,11 @@ class Lease:
         states = tuple(states)
         for length in states:
             check_whole("a state's length", length)
-        self._offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=after)
-        self._offloader.progress()
+        offloader, fence = self._offloader, None
+        if after is not None or num_tokens > self._record.confirmed:
+            fence = offloader.fencing.find_end(self._record, after)
+        offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=fence)
+        offloader.progress()
 
     def try_extend(self, tokens: int) -> int | Deferred:
         """Room for `tokens` more tokens now: the new room in tokens; or `Deferred`, and nothing has changed."""
@@ -209,7 +217,7 @@ class Lease:
         if offloader.is_quiet or offloader.queue.blocks(rank=Rank.EXTENSION):
             offloader.core.check_extend(self._record, tokens)
             return offloader.core.defer_queued()
-        return self._try_extend_now(tokens)
+        return try_extend(offloader, self._record, tokens=tokens)
 
     async def extend(self, tokens: int, *, timeout: float | None = None) -> int:
         """Wait for room for `tokens` more tokens; returns the new room in tokens. Goes before every admission.
@@ -219,32 +227,18 @@ class Lease:
         granted = self.try_extend(tokens)
         if not isinstance(granted, Deferred):
             return granted
-        before: list[int] = []
-
-        def attempt() -> int | Deferred:
-            before[:] = self._record.capacity_tokens
-            return self._try_extend_now(tokens)
-
-        deadline = self._deadline(timeout)
-        future: asyncio.Future[int] = self._offloader.loop.create_future()
-        gone = partial(refuse, future, request_id=self.request_id)
-        self._offloader.when_closed(self._record, gone)
-        try:
-            return await stand_in_line(
-                self._offloader.queue,
-                attempt,
-                future=future,
-                deadline=deadline,
-                rank=Rank.EXTENSION,
-                give_back=partial(self._undo_extend, before),
-                on_leave=self._offloader.serve_soon,
-            )
-        finally:
-            self._offloader.forget(self._record, gone)
+        return await extend(self._offloader, self._record, tokens=tokens, deadline=self._deadline(timeout))
 
     def wait_on(self, stream: object) -> None:
-        """Make the engine's stream wait for this lease's loads. Copies in RAM have no stream: `ready()` says it all."""
+        """Make the engine's stream wait, on the device, for all loads of this lease, and for what other streams still
+        do with its blocks: kernels that are launched from now on may use them, and tables may be read at once.
+
+        Once more after an extension, where other streams use the cache. How loads end is known at `ready()`: if one
+        fails the blocks change, and what was computed before is void. `InvalidTransition` then, until it is planned
+        again, and before READY where copies are made in host memory; `UsageError` inside `quiesce()`.
+        """
         self._check_open()
+        wait_on(self._offloader, self._record, stream=stream)
 
     # Readiness.
 
@@ -261,11 +255,11 @@ class Lease:
         if self.state not in (LeaseState.READY, LeaseState.RELEASED):
             future: asyncio.Future[None] = self._offloader.loop.create_future()
             settled = partial(resolve, future)
-            self._offloader.when_settled(self._record, settled)
+            self._offloader.notices.when_settled(self._record, settled)
             try:
                 await deadline.wait(future)
             finally:
-                self._offloader.forget(self._record, settled)
+                self._offloader.notices.forget(self._record, settled)
         self._check_open()
         await name_in_slices(self._offloader, self._record)
         self._check_open()
@@ -279,34 +273,38 @@ class Lease:
         if self.state in (LeaseState.READY, LeaseState.RELEASED):
             loop.call_soon(callback, self)
         else:
-            self._offloader.when_settled(self._record, partial(_call_soon, loop, callback, lease=self))
+            self._offloader.notices.when_settled(self._record, partial(_call_soon, loop, callback, lease=self))
 
     # The end.
 
-    def finish(self) -> None:
-        """The request is complete: flush what is still to be stored, then give everything back."""
-        self.close(Closing.FINISHED)
+    def finish(self, *, after: object = None) -> None:
+        """The request is complete: flush what is still to be stored, then give everything back as `release` does."""
+        self.close(Closing.FINISHED, after=after)
 
-    def preempt(self) -> Preempted:
+    def preempt(self, *, after: object = None) -> Preempted:
         """`finish`, and keep what it takes to go on later: the answer holds tokens and options, and no blocks.
 
         As with `finish`, a block that is being stored comes back when its copy has ended.
         """
         self._check_open()
         request = self._record.resumption()
-        self.close(Closing.PREEMPTED)
+        self.close(Closing.PREEMPTED, after=after)
         return Preempted(self._offloader, request, entry=self._entry())
 
     def release(self, *, after: object = None) -> None:
-        """Give everything back now; `after` is the fence of the last kernel that reads the blocks."""
-        self.close(Closing.RELEASED)
+        """Give everything back now. Whatever takes the blocks next waits for the fence `after`, by default one of the
+        compute stream and one of each stream that was made to wait for this lease.
+        """
+        self.close(Closing.RELEASED, after=after)
 
-    def close(self, how: Closing) -> None:
-        """Give everything back, counted as `how`. Idempotent."""
+    def close(self, how: Closing, *, after: object = None) -> None:
+        """Give everything back, counted as `how`. Idempotent; `UsageError`, nothing changed, for what is no fence."""
         if not self._is_closed:
             self._offloader.enter()
+            if after is not None:
+                self._offloader.core.fences.check(after)
             self._is_closed = True
-            self._offloader.close_lease(self._record, how=how)
+            self._offloader.close_lease(self._record, how=how, after=after)
 
     def abandon(self) -> None:
         """The coroutine that holds it is being closed. Outside the loop that is the collector's doing: then nothing is
@@ -314,18 +312,6 @@ class Lease:
         """
         if self._offloader.is_in_loop:
             self.close(Closing.RELEASED)
-
-    def _try_extend_now(self, tokens: int) -> int | Deferred:
-        self._check_open()
-        granted = self._offloader.core.try_extend(self._record, tokens)
-        self._offloader.progress()
-        return granted
-
-    def _undo_extend(self, before: Sequence[int], granted: int) -> None:
-        """Nobody took the room that was granted. Once there is more, it is not told apart and stays."""
-        if self.state is not LeaseState.RELEASED and self.capacity_tokens == granted:
-            self._offloader.core.undo_extend(self._record, before)
-            self._offloader.progress()
 
     def _entry(self) -> Entry:
         return Entry(self._offloader, make_lease=Lease)

@@ -30,8 +30,10 @@ from aiokv.observe.checks import check_invariants
 from aiokv.observe.publisher import Publisher, Subscription
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge
+from aiokv.runtime.fencing import Fencing
 from aiokv.runtime.leaks import LeakBox, warn_later
 from aiokv.runtime.lease_clock import LeaseClock
+from aiokv.runtime.notices import Notices
 from aiokv.runtime.ownership import Owner
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.timers import LoopTimer
@@ -48,9 +50,9 @@ class Offloader:
     """Drives one `CacheState` from one event loop."""
 
     __slots__ = (
-        "_closed",
         "_drained",
         "_events",
+        "_fences",
         "_is_detached",
         "_is_open",
         "_outbox",
@@ -58,13 +60,14 @@ class Offloader:
         "_quiet",
         "_scheduled",
         "_seen_generation",
-        "_settled",
         "backend",
         "bridge",
         "clock",
         "core",
+        "fencing",
         "leaks",
         "loop",
+        "notices",
         "outlet",
         "publisher",
         "queue",
@@ -80,6 +83,7 @@ class Offloader:
         loop: asyncio.AbstractEventLoop,
         outlet: RankOutlet,
         stats: Stats,
+        fencing: Fencing,
         lease_age_limit_s: float | None = None,
     ) -> None:
         self.core = core
@@ -91,23 +95,34 @@ class Offloader:
         self.queue = WaitQueue()
         self.publisher = Publisher()
         self.bridge = Bridge(loop, wake_mode=backend.wake_mode, stats=stats)
-        self.transfers = TransferRunner(
-            core, backend=backend, bridge=self.bridge, outlet=outlet, stats=stats, on_progress=self.progress
-        )
+        self.fencing = fencing
+        self.notices = Notices(loop)
+        self.transfers = self._make_runner()
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
         self._owner = Owner(loop)
         self._events = core.events
         self._outbox = core.outbox
+        self._fences = core.fences
         self._is_open = True
         self._quiet = 0
         self._is_detached = False
-        self._scheduled: dict[Callable[[], None], asyncio.Handle] = {}
+        self._scheduled: dict[Callable[[], object], asyncio.Handle] = {}
         self._seen_generation = core.capacity_generation
-        self._settled: dict[int, list[Callable[[], None]]] = {}
-        self._closed: dict[int, list[Callable[[], None]]] = {}
         self._drained: list[asyncio.Future[None]] = []
         if backend.wake_mode is WakeMode.DOORBELL:
             backend.attach_doorbell(self.bridge.ring)
+
+    def _make_runner(self) -> TransferRunner:
+        return TransferRunner(
+            self.core,
+            backend=self.backend,
+            bridge=self.bridge,
+            outlet=self.outlet,
+            stats=self.stats,
+            fencing=self.fencing,
+            make_timer=partial(LoopTimer, self.loop),
+            on_progress=self.progress,
+        )
 
     # Who may call.
 
@@ -148,30 +163,16 @@ class Offloader:
         self.progress()
         return result
 
-    def close_lease(self, record: LeaseRecord, *, how: Closing) -> None:
-        """Give a lease back, by the way it ended; whoever waits for it is told."""
+    def close_lease(self, record: LeaseRecord, *, how: Closing, after: object = None) -> None:
+        """Give a lease back behind a fence, by the way it ended; whoever waits for it is told."""
+        fence = self.fencing.find_end(record, after)
         self.clock.closed(record)
         if how in (Closing.FINISHED, Closing.PREEMPTED):
-            self.core.finish(record, how=how)
+            self.core.finish(record, how=how, after=fence)
         else:
-            self.core.release(record, how=how)
-        self._tell(self._settled, record.lease_id)
-        self._tell(self._closed, record.lease_id)
+            self.core.release(record, how=how, after=fence)
+        self.notices.closed(record.lease_id)
         self.progress()
-
-    def when_settled(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
-        """Call back once, when the lease has become ready or was closed."""
-        self._settled.setdefault(record.lease_id, []).append(callback)
-
-    def when_closed(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
-        """Call back once, when the lease was closed."""
-        self._closed.setdefault(record.lease_id, []).append(callback)
-
-    def forget(self, record: LeaseRecord, callback: Callable[[], None]) -> None:
-        """Undo `when_settled` or `when_closed`, if it has not called back yet."""
-        for callbacks in (self._settled.get(record.lease_id, []), self._closed.get(record.lease_id, [])):
-            if callback in callbacks:
-                callbacks.remove(callback)
 
     def collect_leaks(self) -> None:
         """Give back what garbage collected leases and hints held, and say so in a turn of its own."""
@@ -213,6 +214,8 @@ class Offloader:
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
         core = self.core
+        if self._fences.promised:
+            self.schedule(self.transfers.settle_fences)
         self._empty_outbox()
         if self._events.is_on:
             self._publish()
@@ -242,7 +245,7 @@ class Offloader:
         else:
             self.schedule(self._serve)
 
-    def schedule(self, step: Callable[[], None]) -> None:
+    def schedule(self, step: Callable[[], object]) -> None:
         """Run `step` in the loop's next turn, once however often it is asked for; never in a loop that has ended."""
         if step not in self._scheduled and not self._is_detached and not self.loop.is_closed():
             self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
@@ -265,11 +268,13 @@ class Offloader:
         self.enter_for_intake()
         self._quiet += 1
         self.bridge.pause()
+        self.transfers.pause()
 
     def wake(self) -> None:
         """Go on where `quiet` stopped."""
         self._quiet = max(self._quiet - 1, 0)  # `stop_intake` may have ended it before
         if not self._quiet:
+            self.transfers.resume()
             self.bridge.resume()
             self.schedule(self._serve)
             self.progress()
@@ -280,6 +285,7 @@ class Offloader:
         """From now on nobody is let in; whoever waits is told."""
         self._is_open = False
         self._quiet = 0  # a drain inside `quiesce` must see copies end
+        self.transfers.resume()
         self.bridge.resume()
         if not self.loop.is_closed():
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
@@ -310,7 +316,7 @@ class Offloader:
         outbox = self._outbox
         while outbox.settled or (outbox.submissions and not self._quiet):
             for lease_id in outbox.take_settled():
-                self._tell(self._settled, lease_id)
+                self.notices.settled(lease_id)
             if not self._quiet:
                 for transfer in outbox.take_submissions():
                     self.transfers.enqueue(transfer)
@@ -322,7 +328,7 @@ class Offloader:
         self.stats.events_dropped += self.publisher.publish(events)
         self.core.events.is_on = self.publisher.has_subscribers
 
-    def _run_scheduled(self, step: Callable[[], None]) -> None:
+    def _run_scheduled(self, step: Callable[[], object]) -> None:
         self._scheduled.pop(step, None)
         step()
 
@@ -341,8 +347,3 @@ class Offloader:
         if self.queue.serve_head():
             self.schedule(self._serve)
         self.progress()
-
-    def _tell(self, callbacks: dict[int, list[Callable[[], None]]], lease_id: int) -> None:
-        for callback in callbacks.pop(lease_id, ()):
-            if not self.loop.is_closed():
-                callback()

@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from aiokv.core.audit import Audit, Snapshot
 from aiokv.core.cache import CacheState
+from aiokv.core.fences import Fence
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import Tier
 from aiokv.model.keys import BlockKeys
@@ -31,6 +32,7 @@ from aiokv.runtime.config import RuntimeConfig
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.event_stream import EventStream
+from aiokv.runtime.fencing import ComputeStream, Fencing
 from aiokv.runtime.hashing import KeyOptions, prepare_keys
 from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
@@ -42,7 +44,7 @@ from aiokv.runtime.shutdown import Shutdown
 from aiokv.runtime.transfer_stream import TransferStream
 from aiokv.runtime.turns import foresee
 
-__all__ = ["Fence", "KVRuntime"]
+__all__ = ["KVRuntime"]
 
 
 @final
@@ -76,9 +78,10 @@ class KVRuntime:
         if self._opened:
             raise UsageError("an aiokv runtime is opened once")
         self._opened = True
-        backend = choose_backend(self._config)
         layout = plan_layout(self._config, self._arenas)
+        backend = choose_backend(self._config, device=layout.device)
         core = await anyio.to_thread.run_sync(partial(build_core, self._config, layout=layout))
+        fencing = Fencing(core, backend=backend, compute=ComputeStream(self._config.compute_stream))
         await Opening(backend, layout).run()
         outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
         loop = asyncio.get_running_loop()
@@ -88,12 +91,18 @@ class KVRuntime:
             loop=loop,
             outlet=outlet,
             stats=Stats(),
+            fencing=fencing,
             lease_age_limit_s=self._config.lease_age_limit_s,
         )
         store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
+        try:
+            fencing.check_compute_stream()
+        except ConfigError:
+            await self.aclose()
+            raise
 
     async def aclose(self) -> None:
         """Stop intake, give leases back, drain under `close_grace_s`, free the arenas. Idempotent, safe to cancel."""
@@ -183,10 +192,17 @@ class KVRuntime:
             await foresee(self._offloader.core, keys)
         return keys
 
-    def fence(self, stream: object = None) -> Fence:
-        """A point of the engine's stream, for `confirm(after=)` and `release(after=)`. In RAM it fences nothing."""
-        self._entered()
-        return Fence()
+    def fence(self, stream: object = None) -> Fence | None:
+        """A point of the engine's stream (default: `compute_stream`), for the `after=` of a lease's calls: it stands
+        for all that was launched there so far. In host memory it is None, which says the same.
+
+        `UsageError` on a stream that is being captured, and inside `quiesce`.
+        """
+        offloader = self._entered()
+        offloader.enter_for_intake()
+        if offloader.is_quiet:
+            raise UsageError("no fence can be taken inside quiesce(): take it before or after the capture")
+        return offloader.fencing.record(stream)
 
     # Residence hints.
 
@@ -263,9 +279,10 @@ class KVRuntime:
 
     @asynccontextmanager
     async def quiesce(self) -> AsyncIterator[None]:
-        """No polling, no pinning, no submission inside, for the capture of a CUDA graph: what is due waits.
+        """No call of the backend inside, for the capture of a CUDA graph: what is due waits, fences of leases too.
 
-        Do not await inside what waits for that: a drain, a request, an extension, loads. `UsageError` once closing.
+        Nothing is polled, pinned or submitted. Do not await inside what waits for that: a drain, a request, an
+        extension, loads. `UsageError` once closing.
         """
         async with quiesced(self._entered()):
             yield
@@ -329,10 +346,3 @@ class KVRuntime:
             raise UsageError("this aiokv runtime is not open: use 'async with' or await open()")
         self._offloader.enter()
         return self._offloader
-
-
-@final
-class Fence:
-    """A point of a compute stream. In host memory compute and copies are ordered by the caller's own calls."""
-
-    __slots__ = ()

@@ -27,7 +27,9 @@ from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch, Outcome, RankTransfer
 from aiokv.observe.stats import Stats
 from aiokv.runtime.bridge import Bridge, Watched
+from aiokv.runtime.fencing import RETRY_S, Fencing
 from aiokv.runtime.rank_outlet import RankOutlet
+from aiokv.runtime.timers import Timer
 
 __all__ = ["STREAM_DEPTH", "TransferRunner"]
 
@@ -80,6 +82,7 @@ class _Running:
     """A transfer that the backend has taken and some rank has not reported."""
 
     transfer: Transfer
+    event: DeviceEvent
     num_bytes: int
     started: float
 
@@ -93,11 +96,14 @@ class TransferRunner:
         "_bridge",
         "_core",
         "_depths",
+        "_fencing",
+        "_is_paused",
         "_is_stopped",
         "_on_progress",
         "_outlet",
         "_queues",
         "_report",
+        "_retry",
         "_running",
         "_stats",
     )
@@ -110,6 +116,8 @@ class TransferRunner:
         bridge: Bridge,
         outlet: RankOutlet,
         stats: Stats,
+        fencing: Fencing,
+        make_timer: Callable[[Callable[[], None]], Timer],
         on_progress: Callable[[], None],
     ) -> None:
         self._core = core
@@ -118,10 +126,12 @@ class TransferRunner:
         self._outlet = outlet
         self._stats = stats
         self._on_progress = on_progress
+        self._fencing = fencing
+        self._retry = make_timer(self._carry_on)
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
         self._running: dict[int, _Running] = {}
         self._depths = dict.fromkeys(Direction, 0)
-        self._is_stopped = False
+        self._is_stopped = self._is_paused = False
         self._report = _FailureReport()
 
     def enqueue(self, transfer: Transfer) -> None:
@@ -154,8 +164,50 @@ class TransferRunner:
             self._end_if_reported(running)
         self._carry_on()
 
+    def submit_now(self, transfer_ids: Collection[int]) -> bool:
+        """Submit those of these loads that wait for room in their stream, before all others; whether there were any.
+
+        The few that a stream so has more than its depth are no matter: they are one lease's.
+        """
+        queue = self._queues[Direction.LOAD]
+        wanted = [entry for entry in queue if entry[0].transfer_id in transfer_ids]
+        if not wanted or not self.settle_fences():
+            return False
+        for entry in wanted:
+            queue.remove(entry)
+            self._take(*entry)
+        return True
+
+    def find_event(self, transfer_id: int) -> DeviceEvent | None:
+        """The event of the copies that the backend has taken of a transfer; None once they have ended."""
+        running = self._running.get(transfer_id)
+        return None if running is None else running.event
+
+    def settle_fences(self) -> bool:
+        """Have promised fences recorded, so that what is submitted is ordered behind them; True also where nothing will
+        be submitted any more. Where a capture prevents it, it is tried again by itself.
+        """
+        if self._is_paused or self._is_stopped:
+            return self._is_stopped
+        is_settled = self._fencing.settle()
+        if not is_settled:
+            self._retry.set(RETRY_S)
+        return is_settled
+
+    def pause(self) -> None:
+        """Submit nothing until `resume`."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Go on."""
+        self._is_paused = False
+        self.settle_fences()
+        for direction in Direction:
+            self._submit_queued(direction)
+
     def stop(self) -> None:
         """Submit nothing any more; what is in flight stays so."""
+        self._retry.close()
         self._is_stopped = True
         self._outlet.end()
         self._withdraw()
@@ -170,18 +222,21 @@ class TransferRunner:
 
     def _submit_queued(self, direction: Direction) -> None:
         queue = self._queues[direction]
-        while queue and self._has_room(direction):
-            transfer, queued_at = queue.popleft()
-            self._stats.queued_blocks[direction] -= len(transfer)
-            if transfer.state is not TransferState.QUEUED:
-                continue
-            if self._is_stopped:
-                self._core.complete(transfer.transfer_id, Outcome.DROPPED)
-            elif self._core.is_backend_lost:
-                self._core.mark_submitted(transfer)
-                self._core.complete(transfer.transfer_id, Outcome.FAILED)
-            else:
-                self._submit(transfer, queued_at=queued_at)
+        while queue and self._has_room(direction) and self.settle_fences():
+            self._take(*queue.popleft())
+
+    def _take(self, transfer: Transfer, queued_at: float) -> None:
+        """One that has left its queue: submit it, or end it."""
+        self._stats.queued_blocks[transfer.direction] -= len(transfer)
+        if transfer.state is not TransferState.QUEUED:
+            return
+        if self._is_stopped:
+            self._core.complete(transfer.transfer_id, Outcome.DROPPED)
+        elif self._core.is_backend_lost:
+            self._core.mark_submitted(transfer)
+            self._core.complete(transfer.transfer_id, Outcome.FAILED)
+        else:
+            self._submit(transfer, queued_at=queued_at)
 
     def _has_room(self, direction: Direction) -> bool:
         """Whether the next batch need not wait for room in its stream."""
@@ -194,7 +249,7 @@ class TransferRunner:
             group=group,
             source_blocks=transfer.sources,
             target_blocks=transfer.bound_targets,
-            after=transfer.after,
+            after=self._fencing.find_waits(transfer),
         )
         self._core.mark_submitted(transfer)
         started = time.monotonic()
@@ -208,12 +263,12 @@ class TransferRunner:
             if isinstance(error, AiokvError) and not isinstance(error, CopyFailed | BackendLost):
                 raise  # the runtime's own fault
             return
-        running = _Running(transfer=transfer, num_bytes=num_bytes, started=started)
+        running = _Running(transfer=transfer, event=event, num_bytes=num_bytes, started=started)
         self._running[transfer.transfer_id] = running
         self._depths[transfer.direction] += 1
 
         def on_end(status: EventStatus, detail: str) -> None:
-            self._end_locally(running, event=event, status=status, detail=detail)
+            self._end_locally(running, status=status, detail=detail)
 
         watched = Watched(event=event, expected_s=expected, on_end=on_end, num_blocks=len(transfer))
         self._bridge.watch(transfer.direction, watched)
@@ -232,10 +287,10 @@ class TransferRunner:
         self._report.failed(transfer, detail, outcome=outcome)
         self._core.complete(transfer.transfer_id, Outcome.FAILED if is_known else Outcome.LOST)
 
-    def _end_locally(self, running: _Running, *, event: DeviceEvent, status: EventStatus, detail: str) -> None:
+    def _end_locally(self, running: _Running, *, status: EventStatus, detail: str) -> None:
         """The backend's copies have ended, for all local ranks alike."""
         transfer, outcome = running.transfer, _OUTCOMES[status]
-        copies = _corrupt_copies(transfer, event) if status is EventStatus.CORRUPT else frozenset()
+        copies = _corrupt_copies(transfer, running.event) if status is EventStatus.CORRUPT else frozenset()
         if outcome is Outcome.CORRUPT and not copies:
             outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same
         if status is not EventStatus.DONE:

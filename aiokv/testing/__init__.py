@@ -9,6 +9,7 @@ from aiokv.backends.fake import FakeBackend, FakeCopy
 from aiokv.testing.blocks import evict, make_resident
 from aiokv.testing.driver import Driver, Setup, Witness
 from aiokv.testing.faulty import FaultyBackend, InjectedFaults
+from aiokv.testing.fenced_backend import FencedBackend
 from aiokv.testing.forward import Row
 from aiokv.testing.oracle import exhaustive_hit, exhaustive_sources
 from aiokv.testing.run import run_cache_machine, run_scheduler_machine
@@ -23,6 +24,7 @@ __all__ = [
     "FakeBackend",
     "FakeCopy",
     "FaultyBackend",
+    "FencedBackend",
     "InjectedFaults",
     "Row",
     "RuntimeDriver",

@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing
+from aiokv.core.fences import Fence
 from aiokv.core.hint_table import HintRecord
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.inflight import Transfer
@@ -149,7 +150,7 @@ class Driver:
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """The KV of the first tokens is written."""
         self.cache.confirm(record, num_tokens, publish_to=publish_to, states=states, after=after)

@@ -102,6 +102,13 @@ class FaultyBackend(PassingBackend):
             case _:
                 return super().submit(batch)
 
+    def wait(self, stream: object, fence_or_event: object) -> None:
+        """See `Backend`. There is nothing to wait for where nothing is copied."""
+        if isinstance(fence_or_event, _FailingEvent | _LateEvent):
+            fence_or_event = fence_or_event.inner
+        if not isinstance(fence_or_event, _FailedEvent):
+            super().wait(stream, fence_or_event)
+
     def _submit_half(self, batch: CopyBatch) -> DeviceEvent:
         half = len(batch) // 2
         if half:
@@ -128,20 +135,20 @@ class FaultyBackend(PassingBackend):
 class _FailingEvent:
     """Ends with an error when the copy behind it has ended well."""
 
-    __slots__ = ("_inner",)
+    __slots__ = ("inner",)
 
     def __init__(self, inner: DeviceEvent) -> None:
-        self._inner = inner
+        self.inner = inner
 
     def query(self) -> EventStatus:
-        status = self._inner.query()
+        status = self.inner.query()
         return EventStatus.FAILED if status is EventStatus.DONE else status
 
     def detail(self) -> str:
-        return self._inner.detail() or _DETAIL
+        return self.inner.detail() or _DETAIL
 
     def corrupt_copies(self) -> Sequence[int]:
-        return self._inner.corrupt_copies()
+        return self.inner.corrupt_copies()
 
 
 @final
@@ -164,15 +171,15 @@ class _FailedEvent:
 class _LateEvent:
     """Says that it is pending for some queries after the copy has ended."""
 
-    __slots__ = ("_inner", "_queries", "_ring")
+    __slots__ = ("_queries", "_ring", "inner")
 
     def __init__(self, inner: DeviceEvent, *, queries: int, ring: Callable[[], None]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._queries = queries
         self._ring = ring
 
     def query(self) -> EventStatus:
-        status = self._inner.query()
+        status = self.inner.query()
         if status is not EventStatus.DONE or self._queries <= 0:
             return status
         self._queries -= 1
@@ -180,10 +187,10 @@ class _LateEvent:
         return EventStatus.PENDING
 
     def detail(self) -> str:
-        return self._inner.detail()
+        return self.inner.detail()
 
     def corrupt_copies(self) -> Sequence[int]:
-        return self._inner.corrupt_copies()
+        return self.inner.corrupt_copies()
 
 
 def _require_fractions(fractions: dict[str, float]) -> None:

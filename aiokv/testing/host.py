@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from aiokv.core.counters import Phase
+from aiokv.core.fences import Fence
 from aiokv.core.hints import HINT_QUOTA
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
@@ -221,7 +222,7 @@ class Host(HintHost):
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """Compute up to `num_tokens` tokens and say so."""
         if record.state is LeaseState.READY and num_tokens > record.confirmed:

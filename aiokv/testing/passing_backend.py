@@ -14,12 +14,13 @@ __all__ = ["PassingBackend"]
 class PassingBackend:
     """Passes everything on to the backend inside."""
 
-    __slots__ = ("_inner", "name", "wake_mode")
+    __slots__ = ("_inner", "name", "needs_fences", "wake_mode")
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
         self.name = inner.name
         self.wake_mode = inner.wake_mode
+        self.needs_fences = inner.needs_fences
 
     @property
     def pinning(self) -> Pinning:
@@ -37,6 +38,18 @@ class PassingBackend:
     def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
         return self._inner.submit(batch)
+
+    def fence(self, stream: object) -> object | None:
+        """See `Backend`."""
+        return self._inner.fence(stream)
+
+    def fence_done(self, fence: object) -> bool:
+        """See `Backend`."""
+        return self._inner.fence_done(fence)
+
+    def wait(self, stream: object, fence_or_event: object) -> None:
+        """See `Backend`."""
+        self._inner.wait(stream, fence_or_event)
 
     def block_bytes(self, group: str) -> int:
         """See `Backend`."""

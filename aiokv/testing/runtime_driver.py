@@ -13,6 +13,7 @@ from typing import Any
 
 from aiokv.backends.fake import FakeBackend
 from aiokv.core.cache import CacheState
+from aiokv.core.fences import Fence
 from aiokv.core.hint_table import HintRecord
 from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord
@@ -144,7 +145,7 @@ class RuntimeDriver(WaitingDriver):
         *,
         publish_to: int | None = None,
         states: Sequence[int] = (),
-        after: object = None,
+        after: Fence | None = None,
     ) -> None:
         """See `Driver`."""
         self._lease(record).confirm(num_tokens, publish_to=publish_to, states=states, after=after)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from aiokv import RuntimeConfig
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import DeviceEvent, EventStatus
 from aiokv.model.ids import Direction
@@ -47,6 +49,11 @@ def store(pairs: Mapping[int, int], *, group: str = "full") -> CopyBatch:
 
 def load(pairs: Mapping[int, int], *, group: str = "full") -> CopyBatch:
     return batch_of(Direction.LOAD, pairs, group=group)
+
+
+def device_settings() -> dict[str, Any]:
+    """What a runtime must be told of the engine where copies are made by a device: its stream, here the default one."""
+    return {"compute_stream": 0} if "compute_stream" in RuntimeConfig.__dataclass_fields__ else {}
 
 
 def give_way() -> None:

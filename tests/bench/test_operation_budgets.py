@@ -28,12 +28,12 @@ SHORT, LONG = 64, 4_096
 REQUESTS: Final = {SHORT: 8, LONG: 1}
 RECORDED: Final = {
     (Operation.HASH, Layout.MISS, LONG): 0.57,
-    (Operation.LOOKUP, Layout.GPU, SHORT): 3.2,
-    (Operation.LOOKUP, Layout.GPU, LONG): 0.52,
+    (Operation.LOOKUP, Layout.GPU, SHORT): 2.7,
+    (Operation.LOOKUP, Layout.GPU, LONG): 0.45,
     (Operation.LOOKUP, Layout.CPU, LONG): 0.45,
-    (Operation.RESERVE, Layout.MISS, SHORT): 3.7,
+    (Operation.RESERVE, Layout.MISS, SHORT): 3.2,
     (Operation.RESERVE, Layout.MISS, LONG): 0.34,
-    (Operation.RELEASE, Layout.GPU, SHORT): 0.80,
+    (Operation.RELEASE, Layout.GPU, SHORT): 0.45,
     (Operation.RELEASE, Layout.GPU, LONG): 0.16,
     (Operation.STORE, Layout.MISS, SHORT): 2.1,
     (Operation.STORE, Layout.MISS, LONG): 0.52,

@@ -14,7 +14,7 @@ import pytest
 
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing
-from aiokv.core.inflight import TransferState
+from aiokv.core.inflight import Transfer, TransferState
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.pool import PoolCounts
 from aiokv.errors import CapacityError, ConfigError, InvalidTransition, LeaseReleased, UsageError
@@ -818,18 +818,23 @@ def test_a_cpu_pool_smaller_than_the_prompt_keeps_its_head() -> None:
     h.tear_down()
 
 
+def marks_before(h: Host, transfer: Transfer) -> tuple[object, ...]:
+    """What its copies have to wait for."""
+    return tuple(fence.mark for fence in h.cache.fences.find_waits(transfer.slots(Tier.GPU)))
+
+
 def test_a_store_carries_the_fence_of_what_wrote_its_source() -> None:
     h = host(slice_blocks=2)
     record = h.admit(0, 33)
     h.turn()
-    h.confirm(record, 17, after="first")
+    h.confirm(record, 17, after=h.cache.fences.add("stream", "first"))
     h.turn()
-    assert {t.after for t in h.queued} == {"first"}
+    assert {marks_before(h, t) for t in h.queued} == {("first",)}
     h.end_all()
-    h.confirm(record, 33, after="second")
+    h.confirm(record, 33, after=h.cache.fences.add("stream", "second"))
     h.finish(record)
     h.turn()
-    assert {t.after for t in h.queued} == {"second"}
+    assert {marks_before(h, t) for t in h.queued} == {("second",)}
     h.tear_down()
 
 
@@ -837,11 +842,11 @@ def test_blocks_of_a_later_confirmation_carry_the_later_fence() -> None:
     h = host(slice_blocks=1)
     record = h.admit(0, 33)
     h.turn()
-    h.confirm(record, 17, after="first")
-    h.confirm(record, 33, after="second")
+    h.confirm(record, 17, after=h.cache.fences.add("stream", "first"))
+    h.confirm(record, 33, after=h.cache.fences.add("stream", "second"))
     h.turn()
     late = [t for t in h.queued if t.positions.max() >= 4]
-    assert {t.after for t in late} == {"second"}
+    assert {marks_before(h, t) for t in late} == {("second",)}
     h.tear_down()
 
 

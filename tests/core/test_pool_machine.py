@@ -231,6 +231,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.unpin(array(slots))
         self.model.unpin(slots)
 
+    @rule(data=st.data(), times=st.integers(1, 3))
+    def unpin_late(self, data: st.DataObject, times: int) -> None:
+        """Nobody looks in between: what several let go of is dropped together."""
+        for _ in range(times):
+            slots = self.some(data, self.pinned())
+            self.pool.unpin_late(array(slots).astype(np.int64))
+            self.model.unpin(slots)
+
     @rule(data=st.data())
     def unpin_in_place(self, data: st.DataObject) -> None:
         slots = self.some(data, self.pinned())

@@ -319,10 +319,11 @@ def test_the_next_capture_gets_a_slot_of_its_own_and_a_hit_is_only_read() -> Non
 def test_a_captured_state_is_stored_with_the_fence_of_its_confirmation() -> None:
     h = host(STATE)
     record = h.admit(0, 17)
-    h.confirm(record, 8, states=(8,), after="fence")
+    h.confirm(record, 8, states=(8,), after=h.cache.fences.add("stream", "fence"))
     h.turn()
     (store,) = h.in_flight(direction=Direction.STORE)
-    assert (store.positions.tolist(), store.after) == ([1], "fence")
+    (fence,) = h.cache.fences.find_waits(store.sources)
+    assert (store.positions.tolist(), fence.mark) == ([1], "fence")
     h.end_all()
     assert h.letters(0)[:2] == "-b"
     h.release(record)

@@ -11,6 +11,7 @@ import pytest
 
 from aiokv import KVRuntime, Lease
 from aiokv.backends.base import BackendLayout, DeviceEvent, EventStatus
+from aiokv.backends.no_streams import NoStreams
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 from aiokv.testing import FakeBackend, make_resident
@@ -43,7 +44,7 @@ class BrokenEvent:
         raise Fault
 
 
-class BrokenBackend:
+class BrokenBackend(NoStreams):
     """A `FakeBackend` that raises in one place, from the moment on that `breaks` is set."""
 
     def __init__(self, where: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import final
 
 from aiokv.backends.base import BackendLayout, EventStatus, WakeMode
+from aiokv.backends.no_streams import NoStreams
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
@@ -42,7 +43,7 @@ class ClockedEvent:
 
 
 @final
-class ClockedBackend:
+class ClockedBackend(NoStreams):
     """Every batch takes `copy_s` on its stream, as estimated. Nothing runs before `start`; after `hurry` none waits."""
 
     __slots__ = ("_copy_s", "_last", "_pace", "events")

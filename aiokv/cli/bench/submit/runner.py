@@ -12,19 +12,20 @@ from numpy.typing import NDArray
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend, DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend
+from aiokv.cli.bench.device import find_driver
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.submit.settings import SubmitSettings
+from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, Driver, SubmitSettings
+from aiokv.cli.bench.submit.to_device import submit_to_device
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
+from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction, KeyEnum, SlotArray
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["SCHEMA_VERSION", "submit"]
-
-SCHEMA_VERSION: Final = 1
+__all__ = ["submit"]
 
 GROUP: Final = "full"
 _GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
@@ -40,7 +41,19 @@ class _Adjacency(KeyEnum):
 
 
 def submit(settings: SubmitSettings) -> BenchReport:
-    """Run it, with a progress bar on stderr."""
+    """Run it on what the settings name, with a progress bar on stderr."""
+    if settings.driver is Driver.HOST:
+        return _submit_to_host(settings)
+    try:
+        driver = find_driver()
+    except ConfigError:
+        if settings.driver is Driver.CUDA:
+            raise
+        return _submit_to_host(settings)
+    return submit_to_device(settings, driver=driver)
+
+
+def _submit_to_host(settings: SubmitSettings) -> BenchReport:
     slots = 2 * max(settings.copies) + 1
     require_memory(slots * (2 * _BLOCK_BYTES + _COPY_BYTES), what=f"batches of {max(settings.copies):,} copies")
     random = np.random.default_rng(0)
@@ -69,7 +82,7 @@ def submit(settings: SubmitSettings) -> BenchReport:
         benchmark="submit",
         schema_version=SCHEMA_VERSION,
         figures={
-            "driver": settings.driver.value,
+            "driver": Driver.HOST.value,
             "gc": "off",
             "repeats": settings.repeats,
             **describe_interpreter(),
