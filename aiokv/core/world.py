@@ -239,7 +239,7 @@ class World:
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
         """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""
         if self.cpu is None:
-            return FoundInBoth(self.gpu.find(keys, group), Found(np.zeros(len(keys), np.bool_), np.zeros(len(keys), int)))
+            return FoundInBoth(self.gpu.find(keys, group), Found(np.zeros(len(keys), bool), np.zeros(len(keys), int)))
         return self.gpu.find_in_both(keys, group, second=self.cpu)
 
     def note_moves(self, count: int) -> None:
