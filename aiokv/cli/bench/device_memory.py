@@ -20,6 +20,7 @@ __all__ = ["DeviceMemory", "DeviceTensor", "FakeDevice", "watch_driver"]
 _Words = NDArray[np.uint64]
 _Key = ArrayLike | tuple[ArrayLike, ArrayLike]
 """Slots, or slots and as many places in them."""
+_FAKE_PACKAGE: Final = "tests.fakecuda"
 _WORD_BYTES: Final = 8
 _WRITE: Final = "cuMemcpyHtoDAsync"
 _READ: Final = "cuMemcpyDtoHAsync"
@@ -38,7 +39,7 @@ class FakeDevice:
     """The engine's side of the fake driver of a checkout."""
 
     def __init__(self) -> None:
-        self._package: Any = import_module("tests.fakecuda")
+        self._package: Any = import_module(_FAKE_PACKAGE)
         self._driver: Any = self._package.FakeDriver.load()
         self._driver.adversaries()
 
