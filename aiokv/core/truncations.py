@@ -69,6 +69,7 @@ class Truncations:
                 return self._world.defer(DeferReason.CAPACITY)
             self._exchange(record, cuts)
             self._rewind(record, confirmed)
+            self._fence_kept(record)
         record.keys = keys
         return record.confirmed
 
@@ -139,6 +140,13 @@ class Truncations:
             if len(cut.claimed):
                 record.claims.append(ClaimSegment(table=table, positions=cut.claimed))
         self._admission.start_naming(record)
+
+    def _fence_kept(self, record: LeaseRecord) -> None:
+        """Blocks that stay and are written again: other streams may still read what was there (law 5)."""
+        if record.fenced:
+            for table, block in zip(record.tables, record.block_sizes, strict=True):
+                slots = table.view()[record.confirmed // block :]
+                self._world.fences.note(slots[slots != NULL_SLOT], record.fenced)
 
     def _rewind(self, record: LeaseRecord, confirmed: int) -> None:
         self._world.counters.truncated_tokens += record.confirmed - confirmed

@@ -45,7 +45,7 @@ class RuntimeDriver(WaitingDriver):
         setup = self.setup
         self.loop = SteppedLoop()
         self.backend = FakeBackend(manual=True)
-        self.kv = KVRuntime(
+        self.kv = self.build_runtime(
             RuntimeConfig(
                 geometry=setup.geometry,
                 gpu_blocks=setup.gpu_blocks,
@@ -72,6 +72,10 @@ class RuntimeDriver(WaitingDriver):
         self._events = aiter(self.kv.events(backlog=1 << 20))
         self.loop.watch(self.witness.look)
         return self.kv.core
+
+    def build_runtime(self, config: RuntimeConfig) -> KVRuntime:
+        """Override this to have copies made by something else; the backend of `config` still says when they end."""
+        return KVRuntime(config)
 
     def close(self) -> None:
         """Cancel who still waits, end what still runs, close the runtime and its loop."""

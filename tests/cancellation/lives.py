@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Final, Protocol, final
 
 from aiokv import AcquireTimeout, Deferred, KVRuntime, Lease, Preempted, UsageError
+from aiokv.core.fences import Fence
 from tests.cancellation.moods import OwnError, within_turns
 from tests.runtime.support import BLOCK, prompt, turns
 
@@ -25,8 +26,8 @@ _PATIENCE: Final = 12
 class Engine(Protocol):
     """Stands for the model: writes KV and knows what it should be."""
 
-    def compute(self, lease: Lease, stop: int) -> None:
-        """Write the KV of the tokens from `lease.confirmed_tokens` to `stop`; they are confirmed afterwards."""
+    def compute(self, lease: Lease, stop: int) -> Fence | None:
+        """Write the KV of the tokens from `lease.confirmed_tokens` to `stop`; they are confirmed behind the answer."""
         ...
 
     def check(self, lease: Lease) -> None:
@@ -92,8 +93,8 @@ class Life:
         known = min(lease.num_tokens, lease.capacity_tokens)
         if known > lease.confirmed_tokens:
             stop = self._random.randrange(lease.confirmed_tokens, known + 1)
-            self._engine.compute(lease, stop)
-            lease.confirm(stop)
+            fence = self._engine.compute(lease, stop)
+            lease.confirm(stop, after=fence)
             self._seen["confirmed"] += 1
 
     async def _generate(self, lease: Lease, steps: int) -> None:

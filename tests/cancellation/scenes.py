@@ -15,7 +15,7 @@ from typing import Any, final
 
 from aiokv import KVRuntime, Outcome, Preempted
 from aiokv.testing import FakeBackend
-from tests.runtime.support import Case, assert_all_given_back, config_of, granted
+from tests.runtime.support import Case, assert_all_given_back, config_of, granted, plug_in
 
 __all__ = [
     "Act",
@@ -82,7 +82,9 @@ async def opened_with_a_remote_rank(*, gpu_blocks: int = 9) -> AsyncIterator[Cas
         "watermark": 0.0,
         "close_grace_s": 5.0,
     }
-    async with KVRuntime(config_of(backend=backend, gpu_blocks=gpu_blocks, **settings)) as kv:
+    plugged = plug_in(backend, gpu_blocks=gpu_blocks)
+    settings |= {"backend": plugged.backend, "compute_stream": plugged.compute_stream}
+    async with KVRuntime(config_of(gpu_blocks=gpu_blocks, **settings), arenas=plugged.arenas) as kv:
         try:
             yield Case(kv=kv, backend=backend)
         finally:

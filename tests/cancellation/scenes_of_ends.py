@@ -23,6 +23,7 @@ from tests.runtime.support import (
     granted,
     is_shut,
     opened,
+    plug_in,
     prompt,
     turns,
     until,
@@ -34,9 +35,17 @@ END_SCENES: Final = Scenes()
 
 
 def a_new_runtime(backend: FakeBackend) -> KVRuntime:
-    return KVRuntime(
-        RuntimeConfig(geometry=GEOMETRY, gpu_blocks=9, cpu_blocks=9, watermark=0.0, backend=backend, close_grace_s=0.0)
+    plugged = plug_in(backend, gpu_blocks=9)
+    config = RuntimeConfig(
+        geometry=GEOMETRY,
+        gpu_blocks=9,
+        cpu_blocks=9,
+        watermark=0.0,
+        backend=plugged.backend,
+        compute_stream=plugged.compute_stream,
+        close_grace_s=0.0,
     )
+    return KVRuntime(config, arenas=plugged.arenas)
 
 
 async def assert_over(case: Case) -> None:

@@ -24,6 +24,7 @@ async def acquire(case: Case, token_ids: list[int]) -> None:
 async def acquire_as_context_manager(case: Case, token_ids: list[int]) -> None:
     """Confirms, so that stores are in flight when the body is cancelled."""
     async with case.kv.acquire("request", token_ids) as lease:
+        case.compute(lease)
         lease.confirm(lease.num_tokens)
         await turns(2)
 

@@ -46,7 +46,8 @@ def watched_driver(fake_driver: FakeDriver) -> Iterator[FakeDriver]:
     """The same with every adversary, and a test that ends with violations fails."""
     fake_driver.adversaries()
     yield fake_driver
-    assert fake_driver.violations() == []
+    found = fake_driver.violations()
+    assert not found, found
 
 
 @pytest.fixture

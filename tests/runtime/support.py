@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
 from aiokv import BlockKeys, CacheGeometry, FullAttention, KVRuntime, Lease, RuntimeConfig, SlidingWindow, StorePolicy
+from aiokv.backends.base import Backend
 from aiokv.core.audit import Snapshot
 from aiokv.runtime.acquire import RequestOptions
 from aiokv.testing import FakeBackend
@@ -25,12 +26,52 @@ PATIENCE_TURNS = 20_000
 """After so many turns of the loop a test gives up; never how many something is expected to take."""
 
 
+def _compute_nothing(lease: Lease) -> None:
+    """There is no memory to write to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugged:
+    """What a runtime copies with: the fake backend itself, or a device of which that decides when copies end."""
+
+    backend: Backend
+    arenas: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    compute_stream: object = None
+    compute: Callable[[Lease], None] = _compute_nothing
+    """Stands for a forward: reads what is confirmed, writes the KV of the other tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """An open runtime and its fake backend."""
 
     kv: KVRuntime
     backend: FakeBackend
+    compute: Callable[[Lease], None] = _compute_nothing
+
+
+class Plug(Protocol):
+    """Puts something else behind a fake backend."""
+
+    def __call__(self, fake: FakeBackend, *, geometry: CacheGeometry, gpu_blocks: int) -> Plugged: ...
+
+
+_plugs: list[Plug] = []
+
+
+@contextmanager
+def plugged_into(plug: Plug) -> Iterator[None]:
+    """Meanwhile runtimes are opened over what `plug` puts behind the fake backend."""
+    _plugs.append(plug)
+    try:
+        yield
+    finally:
+        _plugs.pop()
+
+
+def plug_in(backend: FakeBackend, *, geometry: CacheGeometry = GEOMETRY, gpu_blocks: int = 9) -> Plugged:
+    """The backend that was meant, or what is plugged in behind it."""
+    return _plugs[-1](backend, geometry=geometry, gpu_blocks=gpu_blocks) if _plugs else Plugged(backend=backend)
 
 
 @asynccontextmanager
@@ -48,19 +89,21 @@ async def opened(
 ) -> AsyncIterator[Case]:
     """A runtime with `gpu_blocks - 1` usable GPU slots, closed afterwards; what still runs then is completed first."""
     backend = FakeBackend(manual=manual)
+    plugged = plug_in(backend, geometry=geometry, gpu_blocks=gpu_blocks)
     config = RuntimeConfig(
         geometry=geometry,
         gpu_blocks=gpu_blocks,
         cpu_blocks=cpu_blocks,
         watermark=watermark,
-        backend=backend,
+        backend=plugged.backend,
+        compute_stream=plugged.compute_stream,
         close_grace_s=close_grace_s,
         store_policy=store_policy,
         lease_age_limit_s=lease_age_limit_s,
         hint_quota=hint_quota,
     )
-    async with KVRuntime(config) as kv:
-        case = Case(kv=kv, backend=backend)
+    async with KVRuntime(config, arenas=plugged.arenas) as kv:
+        case = Case(kv=kv, backend=backend, compute=plugged.compute)
         try:
             yield case
         finally:

@@ -239,6 +239,23 @@ async def test_truncation_gives_slots_back_behind_a_fence() -> None:
         assert not case.violations
 
 
+async def test_what_is_written_again_after_a_truncation_waits_for_who_read_it() -> None:
+    """The block stays in the table, so nobody gives it back: another stream must still not overtake its reader."""
+    async with engine() as case:
+        lease = granted(case.kv, prompt(1, extra=0), reserve_tokens=BLOCK)
+        await lease.ready()
+        lease.wait_on(SIDE)
+        case.compute(lease, stop=1)
+        lease.confirm(BLOCK // 2, after=case.kv.fence(MAIN))
+        lease.wait_on(SIDE)
+        case.compute(lease, stream=SIDE, start=1, stop=1)
+        assert lease.truncate(BLOCK // 4) == BLOCK // 4
+        lease.wait_on(MAIN)
+        case.compute(lease, stop=1)
+        assert case.violations == []
+        lease.release()
+
+
 # wait_on.
 
 

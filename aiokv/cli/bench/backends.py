@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final, final
+from dataclasses import replace
+from typing import Final, Protocol, final
 
 import numpy as np
 
-from aiokv.backends.base import BackendLayout, DeviceEvent
+from aiokv.backends.arena import ByteRows
+from aiokv.backends.base import Backend, BackendLayout, DeviceEvent
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.hold import HoldMeter
 from aiokv.cli.bench.kv_bytes import KvBytes
@@ -14,9 +16,16 @@ from aiokv.model.ids import Direction, IntArray
 from aiokv.model.plan import CopyBatch
 from aiokv.testing.passing_backend import PassingBackend
 
-__all__ = ["PoisoningBackend", "TallyingBackend"]
+__all__ = ["CopyingBackend", "PoisoningBackend", "TallyingBackend"]
 
 _POISON: Final = 0x5A
+
+
+class CopyingBackend(Backend, Protocol):
+    """A backend whose CPU memory can be looked at."""
+
+    def cpu_slot(self, slot: int) -> ByteRows:
+        """The bytes of one CPU slot."""
 
 
 @final
@@ -27,17 +36,22 @@ class PoisoningBackend(PassingBackend):
     step of aiokv.
     """
 
-    __slots__ = ("_host", "_memory", "_meter")
+    __slots__ = ("_copier", "_memory", "_meter", "_stream")
 
-    def __init__(self, host: HostBackend, *, memory: KvBytes, meter: HoldMeter) -> None:
-        super().__init__(host)
-        self._host = host
+    def __init__(self, copier: CopyingBackend, *, memory: KvBytes, meter: HoldMeter, stream: object = None) -> None:
+        """`stream` is the engine's, on which `memory` is written; None where the host writes it."""
+        super().__init__(copier)
+        self._copier = copier
+        self._stream = stream
         self._memory = memory
         self._meter = meter
 
     def submit(self, batch: CopyBatch) -> DeviceEvent:
         """See `Backend`."""
         self._meter.exclude(self._poison, batch)
+        if self._stream is not None and batch.direction is Direction.LOAD:
+            fences = batch.after if isinstance(batch.after, tuple) else (batch.after,)
+            batch = replace(batch, after=(*fences, self._copier.fence(self._stream)))
         return super().submit(batch)
 
     def _poison(self, batch: CopyBatch) -> None:
@@ -45,7 +59,7 @@ class PoisoningBackend(PassingBackend):
             self._memory.poison_slots(batch.group, batch.target_blocks)
         else:
             for slot in batch.target_blocks.tolist():
-                self._host.cpu_slot(slot)[:] = _POISON
+                self._copier.cpu_slot(slot)[:] = _POISON
 
 
 @final

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aiokv.model.ids import NULL_SLOT, SlotArray
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
-__all__ = ["Codes", "KvBytes", "Verdict", "codes_of"]
+__all__ = ["Codes", "HostMemory", "KvBytes", "Memory", "Verdict", "codes_of"]
 
 Codes = NDArray[np.uint64]
 """One word per token, shape `[tokens]`: what tenant and prefix make of it."""
@@ -48,6 +48,30 @@ def codes_of(tenant: int, token_ids: Sequence[int]) -> Codes:
     return _mixed(powers * np.cumsum(tokens * inverses, dtype=np.uint64))
 
 
+class Memory(Protocol):
+    """Where the tensors are."""
+
+    def zeros(self, *shape: int) -> Any:  # noqa: ANN401  # what `KVRuntime` takes for a tensor
+        """A tensor of words."""
+
+    def plane(self, tensor: Any, index: int) -> Any:  # noqa: ANN401
+        """`tensor[index]` as a view that is indexed by slots, and by slots and places in them."""
+
+
+@final
+class HostMemory:
+    """Arrays in the memory of this process."""
+
+    def zeros(self, *shape: int) -> _Words:
+        """See `Memory`."""
+        return np.zeros(shape, np.uint64)
+
+    def plane(self, tensor: _Words, index: int) -> _Words:
+        """See `Memory`."""
+        plane: _Words = tensor[index]
+        return plane
+
+
 @final
 class KvBytes:
     """The GPU tensors of all groups, `token_words` words a token.
@@ -58,7 +82,10 @@ class KvBytes:
 
     __slots__ = ("_blocks", "_planes", "arenas", "geometry", "positional", "recurrent")
 
-    def __init__(self, geometry: CacheGeometry, *, gpu_blocks: int, token_words: int) -> None:
+    def __init__(
+        self, geometry: CacheGeometry, *, gpu_blocks: int, token_words: int, memory: Memory | None = None
+    ) -> None:
+        where = memory or HostMemory()
         self.geometry = geometry
         self.recurrent = tuple(group for group in geometry.groups if isinstance(group, RecurrentState))
         """The groups that keep a state."""
@@ -70,11 +97,11 @@ class KvBytes:
         """As `KVRuntime` takes them."""
         for group in self.positional:
             shape = (gpu_blocks, group.block_size, token_words)
-            pair, single = np.zeros((2, *shape), np.uint64), np.zeros(shape, np.uint64)
+            pair, single = where.zeros(2, *shape), where.zeros(*shape)
             self.arenas[group.name] = [pair, single]
-            self._planes[group.name] = (pair[0], pair[1], single)
+            self._planes[group.name] = (where.plane(pair, 0), where.plane(pair, 1), single)
         for group in self.recurrent:
-            parts = tuple(np.zeros((gpu_blocks, times * token_words), np.uint64) for times in (1, 3))
+            parts = tuple(where.zeros(gpu_blocks, times * token_words) for times in (1, 3))
             self.arenas[group.name] = [list(parts)]
             self._planes[group.name] = parts
 

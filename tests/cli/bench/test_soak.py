@@ -12,7 +12,7 @@ import pytest
 
 from aiokv import Checksum, ConfigError
 from aiokv.cli.bench.soak.findings import complaints_about
-from aiokv.cli.bench.soak.settings import SoakSettings
+from aiokv.cli.bench.soak.settings import Sabotage, SoakBackend, SoakSettings
 from tests.cli.test_main import run
 
 ZEROS = ("leases", "pins", "reservations", "orphans", "hints", "violations", "corrupt", "errors", "hung", "leaked")
@@ -131,6 +131,13 @@ def test_the_seed_chooses_the_groups_and_the_first_takes_all() -> None:
 
 
 def test_a_backend_that_cannot_be_soaked_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "soak", "--backend", "cuda", "--json") == 2
+    assert run("bench", "soak", "--backend", "tape", "--json") == 2
     captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert captured.out == ""
+    assert "tape" in captured.err
+
+
+@pytest.mark.parametrize("sabotage", [Sabotage.BYTE, Sabotage.COPY])
+def test_what_only_the_host_backend_can_break_is_refused_on_a_device(sabotage: Sabotage) -> None:
+    with pytest.raises(ConfigError, match="--backend host"):
+        SoakSettings(backend=SoakBackend.CUDA, sabotage=sabotage)

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli.bench.soak.settings import Sabotage, SoakSettings, parse_groups
+from aiokv.cli.bench.soak.settings import Sabotage, SoakBackend, SoakSettings, parse_groups
 from aiokv.cli.output import JsonOption
-from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
 
 __all__ = ["register"]
@@ -20,7 +19,10 @@ SeedOption = Annotated[int, typer.Option(help="The same seed takes the same deci
 ClientsOption = Annotated[int, typer.Option(min=1, help="Clients at once.")]
 GpuBlocksOption = Annotated[int, typer.Option("--gpu-blocks", min=1, help="Slots of the GPU pool.")]
 CpuBlocksOption = Annotated[int, typer.Option("--cpu-blocks", min=1, help="Slots of the CPU pool.")]
-BackendOption = Annotated[str, typer.Option("--backend", help="What copies. Only host can be soaked in this version.")]
+BackendOption = Annotated[
+    SoakBackend,
+    typer.Option("--backend", help="What copies. For cuda a checkout without a driver builds a fake one."),
+]
 FaultsOption = Annotated[float, typer.Option(min=0.0, max=0.3, help="Fraction of copies that fail; as many are late.")]
 StorePolicyOption = Annotated[StorePolicy, typer.Option(help="When blocks are copied to the CPU tier.")]
 GroupsOption = Annotated[
@@ -51,7 +53,7 @@ def _soak(  # noqa: PLR0913  # one per option
     gpu_blocks: GpuBlocksOption = _DEFAULTS.gpu_blocks,
     cpu_blocks: CpuBlocksOption = _DEFAULTS.cpu_blocks,
     faults: FaultsOption = _DEFAULTS.faults,
-    backend: BackendOption = "host",
+    backend: BackendOption = _DEFAULTS.backend,
     store_policy: StorePolicyOption = _DEFAULTS.store_policy,
     groups: GroupsOption = "",
     checksum: ChecksumOption = _DEFAULTS.checksum,
@@ -71,8 +73,6 @@ def _soak(  # noqa: PLR0913  # one per option
     from aiokv.cli.bench.report import answer
     from aiokv.cli.bench.soak.runner import soak
 
-    if backend != "host":
-        raise ConfigError(f"--backend: only host can be soaked in this version, not {backend!r}")
     settings = SoakSettings(
         seconds=seconds,
         seed=seed,
@@ -86,5 +86,6 @@ def _soak(  # noqa: PLR0913  # one per option
         remote_ranks=remote_ranks,
         grace_s=grace,
         sabotage=sabotage,
+        backend=backend,
     )
     answer(lambda: soak(settings), as_json=as_json)

@@ -14,7 +14,7 @@ import numpy as np
 
 from aiokv import KVRuntime, Tier
 from aiokv.backends.base import Backend, DeviceEvent
-from aiokv.backends.host import HostBackend
+from aiokv.cli.bench.backends import CopyingBackend
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.testing.passing_backend import PassingBackend
@@ -31,7 +31,7 @@ class DamagingBackend(PassingBackend):
 
     __slots__ = ("_changed", "_host", "_stored", "asked_for", "flipped")
 
-    def __init__(self, inner: Backend, *, host: HostBackend) -> None:
+    def __init__(self, inner: Backend, *, host: CopyingBackend) -> None:
         super().__init__(inner)
         self._host = host
         self._stored: dict[int, int] = {}

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any, Final, final
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
-from aiokv.backends.host import HostBackend, HostFaults, Stall
+from aiokv.backends.host import Stall
 from aiokv.cli.bench.backends import PoisoningBackend
 from aiokv.cli.bench.garbage import GarbagePauses, frozen_garbage
 from aiokv.cli.bench.hold import HoldMeter, run_metered
-from aiokv.cli.bench.kv_bytes import KvBytes
 from aiokv.cli.bench.memory import MemoryTrend
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.soak import findings
 from aiokv.cli.bench.soak.client import Client
+from aiokv.cli.bench.soak.copying import Copying
 from aiokv.cli.bench.soak.damage import DamagingBackend, damage_now_and_then
 from aiokv.cli.bench.soak.ending import Ending, noted
 from aiokv.cli.bench.soak.keeper import Keeper
@@ -37,7 +37,6 @@ from aiokv.testing import FaultyBackend
 __all__ = ["SCHEMA_VERSION", "soak"]
 
 SCHEMA_VERSION: Final = 1
-_TOKEN_WORDS: Final = 4
 _SAMPLE_S: Final = 0.25
 _SAMPLES_PER_COLLECTION: Final = 4
 _AUDIT_PAUSE_S: Final = 0.3
@@ -47,8 +46,6 @@ _RESET_PAUSE_S: Final = 0.7
 _RESETTING: Final = 0.8
 """Of the time of a run."""
 _CLIENT_GRACE_S: Final = 20.0
-_CORRUPT_EVERY: Final = 50
-_STUCK_COPY: Final = 100
 
 
 def soak(settings: SoakSettings) -> BenchReport:
@@ -73,6 +70,7 @@ class _Run:
     __slots__ = (
         "_answering",
         "_backend",
+        "_copying",
         "_damage",
         "_kept",
         "_memory",
@@ -91,9 +89,11 @@ class _Run:
         self._kept: list[Lease] = []
         self._answering: list[asyncio.Task[None]] = []
         self._trend = MemoryTrend()
-        self._memory = KvBytes(settings.geometry, gpu_blocks=settings.gpu_blocks, token_words=_TOKEN_WORDS)
-        host = HostBackend(faults=_sabotaged(settings.sabotage, stall=self._stall))
-        self._damage = DamagingBackend(PoisoningBackend(host, memory=self._memory, meter=meter), host=host)
+        self._copying = Copying.of(settings, stall=self._stall)
+        self._memory = self._copying.memory
+        copier = self._copying.copier
+        poisoning = PoisoningBackend(copier, memory=self._memory, meter=meter, stream=self._copying.stream)
+        self._damage = DamagingBackend(poisoning, host=copier)
         self._backend = FaultyBackend(
             self._damage,
             seed=settings.seed,
@@ -118,6 +118,7 @@ class _Run:
                 world.is_over = True  # whoever is still asking stops, if the run itself was cancelled
                 self._stall.release.set()
                 await ending.close()
+        world.note_violations(self._copying.violations())
         return self._figures(world, found, pauses=pauses)
 
     async def _soak(self, world: World, *, ending: Ending, pauses: GarbagePauses) -> None:
@@ -143,6 +144,7 @@ class _Run:
             world_size=1 + self._settings.remote_ranks,
             remote_ranks=range(1, 1 + self._settings.remote_ranks),
             backend=self._backend,
+            compute_stream=self._copying.stream,
             close_grace_s=self._settings.grace_s,
         )
 
@@ -221,6 +223,8 @@ class _Run:
     def _figures(self, world: World, found: dict[str, Any], *, pauses: GarbagePauses) -> dict[str, Any]:
         names = (*findings.ZEROS, *findings.MIX, "requests", "audits", "audits_sliced", "compared_states", "captured")
         return {
+            "backend": self._settings.backend.value,
+            **self._copying.figures,
             "seed": self._settings.seed,
             "seconds": self._settings.seconds,
             "clients": self._settings.clients,
@@ -247,18 +251,13 @@ async def _open(world: World) -> bool:
     """Whether there is a runtime to soak; what breaks it while it opens is counted, as it is later."""
     try:
         await world.kv.open()
+        await world.kv.ready()
     except AiokvError:
         raise
     except Exception as error:
         world.note_error(error)
         return False
     return True
-
-
-def _sabotaged(sabotage: Sabotage, *, stall: Stall) -> HostFaults:
-    if sabotage is Sabotage.BYTE:
-        return HostFaults(corrupt=frozenset(range(_CORRUPT_EVERY, 1_000_000, _CORRUPT_EVERY)))
-    return HostFaults(stall={_STUCK_COPY: stall}) if sabotage is Sabotage.COPY else HostFaults()
 
 
 def _note_context(world: World, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # the loop calls it

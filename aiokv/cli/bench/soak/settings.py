@@ -10,7 +10,7 @@ from aiokv.errors import ConfigError
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry, ChunkedLocal, FullAttention, GroupSpec, RecurrentState, SlidingWindow
 
-__all__ = ["BLOCK", "LONGEST_TOKENS", "Sabotage", "SoakSettings", "parse_groups"]
+__all__ = ["BLOCK", "LONGEST_TOKENS", "Sabotage", "SoakBackend", "SoakSettings", "parse_groups"]
 
 BLOCK: Final = 16
 """Tokens."""
@@ -45,6 +45,13 @@ class Sabotage(StrEnum):
     """One copy never ends."""
 
 
+class SoakBackend(StrEnum):
+    """What copies."""
+
+    HOST = "host"
+    CUDA = "cuda"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakSettings:
     """One run."""
@@ -66,6 +73,7 @@ class SoakSettings:
     grace_s: float = 5.0
     """How long to wait at the end for what must come to rest."""
     sabotage: Sabotage = Sabotage.NONE
+    backend: SoakBackend = SoakBackend.HOST
 
     def __post_init__(self) -> None:
         """`ConfigError` for groups that do not exist, and for pools in which a long request never fits."""
@@ -77,6 +85,8 @@ class SoakSettings:
             raise ConfigError(f"--groups names a group twice: {','.join(self.groups)}")
         if not self.positional:
             raise ConfigError("--groups: besides state there must be full, window or chunk")
+        if self.backend is SoakBackend.CUDA and self.sabotage not in (Sabotage.NONE, Sabotage.LEASE):
+            raise ConfigError(f"--sabotage {self.sabotage.value} is for --backend host")
         least = self.positional * LONGEST_TOKENS // BLOCK + _STATE_SLOTS * self.recurrent + 1
         if self.gpu_blocks < least:
             raise ConfigError(f"a soak needs at least {least} GPU blocks, not {self.gpu_blocks}")
