@@ -55,7 +55,6 @@ class Result:
     found: Found = field(default_factory=Found)
     skipped: str = ""
     seconds: float = 0.0
-    is_stuck: bool = False
 
     @property
     def is_ok(self) -> bool:
@@ -88,7 +87,7 @@ def _run(bench: Bench, section: Section, *, limit_s: float) -> Result:
     thread.join(limit_s)
     if thread.is_alive():
         late = Found(faults=[f"it did not end within {limit_s:.0f} s"])
-        return Result(section=section, found=late, seconds=time.monotonic() - began, is_stuck=True)
+        return Result(section=section, found=late, seconds=time.monotonic() - began)
     return Result(section=section, found=found[0], seconds=time.monotonic() - began)
 
 
