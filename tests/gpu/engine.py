@@ -88,17 +88,17 @@ class TorchRows:
 class TorchEngine:
     """Computes with torch on device 0. Delays are products of matrices, as a forward pass is made of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, device: str = "cuda:0", matrix: int = _MATRIX) -> None:
         self._torch = torch = import_module("torch")
-        torch.cuda.set_device(0)
-        self._factors = [torch.randn(_MATRIX, _MATRIX, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+        self._device = device
+        self._factors = [torch.randn(matrix, matrix, device=device, dtype=torch.bfloat16) for _ in range(2)]
         self._products: dict[int, Any] = {}
         self._micros_per_product = 100.0
         self._micros_per_product = self._measure()
 
     def rows(self, *shape: int) -> TorchRows:
         """See `Engine`."""
-        made = TorchRows(self._torch.zeros(shape, dtype=self._torch.uint8, device="cuda"))
+        made = TorchRows(self._torch.zeros(shape, dtype=self._torch.uint8, device=self._device))
         self._torch.cuda.synchronize()
         return made
 
