@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
-from aiokv.model.ids import Direction
+from aiokv.model.ids import Direction, KeyEnum
 from aiokv.model.pinning import PinStatus
 from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.model.spec import CacheGeometry
@@ -18,7 +18,7 @@ from aiokv.model.spec import CacheGeometry
 __all__ = ["Backend", "BackendLayout", "DeviceEvent", "EngineStreams", "EventStatus", "Pinning", "WakeMode"]
 
 
-class EventStatus(Enum):
+class EventStatus(KeyEnum):
     """What a device event says when it is asked."""
 
     PENDING = "pending"

@@ -66,6 +66,7 @@ class Admission:
             num_tokens=request.prompt_tokens,
             align=request.align,
             guesses=find_guesses(world, request.keys),
+            joint=world,
         )
         return self.try_admit(request, residency)
 

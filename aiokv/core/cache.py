@@ -137,7 +137,7 @@ class CacheState:
     @property
     def has_work(self) -> bool:
         """Whether sliced work is left."""
-        return len(self._world.slices) > 0 or self._stores.is_due or self.hints.is_due
+        return bool(self._world.slices.jobs) or self._stores.is_due or self.hints.is_due
 
     @property
     def unfinished_transfers(self) -> int:
@@ -164,11 +164,15 @@ class CacheState:
         """Whether an admitted lease waits for slots after a failed load; it goes before every admission."""
         return self._loads.waits_for_capacity
 
+    @property
+    def has_replans(self) -> bool:
+        """Whether `retry_replans` has anything to do."""
+        return bool(self._loads.replans)
+
     def warm(self) -> None:
         """Touch the memory of the indexes, so that no admission pays for it later: seconds for ten million slots."""
-        for pool in (self._world.gpu, self._world.cpu):
-            while pool is not None and pool.warm(_WARM_BUCKETS):
-                pass
+        while self._world.gpu.warm(_WARM_BUCKETS):  # the tiers share a table
+            pass
 
     def find_lease(self, lease_id: int) -> LeaseRecord | None:
         """The live lease with this id, if there is one."""
@@ -213,10 +217,7 @@ class CacheState:
         self._room.undo_extend(record, capacity)
 
     def block_ids(self, record: LeaseRecord, *, group: int, start: int = 0) -> TableArray:
-        """The block table from position `start` on; finishes the naming.
-
-        Read-only, valid until the lease is extended.
-        """
+        """The block table from position `start` on, read-only, until the lease is extended; finishes the naming."""
         record.check_open()
         self._admission.finish_naming(record)
         return record.tables[group].view(start)
@@ -322,8 +323,7 @@ class CacheState:
     def find_blocks(self, keys: BlockKeys, *, group: int, tier: Tier) -> Found:
         """Which full blocks of these tokens are findable in a tier, by block position; changes nothing."""
         self._world.check_keys(keys)
-        pool = self._world.pool(tier)
-        step = self.geometry.hashes_per_block(group)
+        pool, step = self._world.pool(tier), self.geometry.hashes_per_block(group)
         blocks = keys.num_blocks // step
         if pool is None:
             return Found(np.zeros(blocks, np.bool_), np.zeros(blocks, np.int64))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.arrivals import Arrivals
-from aiokv.core.index import SlotIndex
+from aiokv.core.index import FoundInBoth, SlotIndex
 from aiokv.core.pool_values import NOTHING_EVICTED, Evicted, GroupArray
 from aiokv.core.slot_memory import zeros
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
@@ -31,9 +31,9 @@ class EpochIndex:
 
     __slots__ = ("_arrivals", "_epoch", "_index", "_slot_epoch", "_stale")
 
-    def __init__(self, capacity: int) -> None:
-        """`capacity` is one more than the largest slot."""
-        self._index = SlotIndex(capacity)
+    def __init__(self, capacity: int, *, index: SlotIndex | None = None) -> None:
+        """`capacity` is one more than the largest slot; an `index` that shares its table has to be given."""
+        self._index = SlotIndex(capacity) if index is None else index
         self._arrivals = Arrivals(capacity)
         self._slot_epoch: NDArray[np.int32] = zeros(capacity, np.int32)
         self._epoch = 0
@@ -55,10 +55,25 @@ class EpochIndex:
 
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` of `group` in this epoch; changes nothing."""
-        found = self._index.find(keys, group)
-        if self._stale == 0:
-            return found
-        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
+        return self._current(self._index.find(keys, group))
+
+    def find_in_both(self, keys: DigestArray, group: int, *, second: EpochIndex) -> FoundInBoth:
+        """Which slots of this tier hold `keys`, and which of the `second` those that this one lacks, each in its epoch.
+
+        The two share a table. What is stale here may be there.
+        """
+        if self._stale:
+            first, other = self.find(keys, group), second.find(keys, group)
+            return FoundInBoth(first, Found(np.greater(other.present, first.present), other.slots))
+        found = self._index.find_in_both(keys, group)
+        return FoundInBoth(found.first, second._current(found.second))
+
+    def find_copies(self, slots: SlotArray, *, among: EpochIndex) -> Found:
+        """Which of these indexed slots have a slot with the same key `among` those of the other tier, in its epoch.
+
+        The two share a table.
+        """
+        return among._current(self._index.find_copies(slots))
 
     def find_stale(self, keys: DigestArray, group: int) -> IntArray:
         """The slots that hold any of `keys` from an older epoch, each once."""
@@ -121,9 +136,17 @@ class EpochIndex:
         """Which of `keys`, missing at that moment, may be there now. What has not come is missing in any epoch."""
         return self._arrivals.may_have_come(keys, since=since)
 
-    def insert(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
-        """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`)."""
-        inserted = self._index.insert(slots, keys, group=group)
+    def insert(
+        self, slots: SlotArray, keys: DigestArray, *, group: int, copies_of: SlotArray | None = None
+    ) -> BoolArray:
+        """As `SlotIndex.insert`, in this epoch; of `keys` none may be held by a stale slot (see `find_stale`).
+
+        Slots of the other tier that should hold these keys may be named; then as `SlotIndex.insert_copies`.
+        """
+        if copies_of is None:
+            inserted = self._index.insert(slots, keys, group=group)
+        else:
+            inserted = self._index.insert_copies(slots, keys, group=group, of=copies_of)
         self._arrivals.note(keys)
         if self._epoch:  # before the first bump all are of this one
             self._slot_epoch[slots] = self._epoch
@@ -161,6 +184,12 @@ class EpochIndex:
     def count_stray_entries(self, start: int, stop: int) -> int:
         """As `SlotIndex.count_stray_entries`."""
         return self._index.count_stray_entries(start, stop)
+
+    def _current(self, found: Found) -> Found:
+        """What was found, without what is stale."""
+        if self._stale == 0:
+            return found
+        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
 
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""

@@ -27,25 +27,27 @@ __all__ = ["EventLog"]
 class EventLog:
     """Events that have not been taken yet."""
 
-    __slots__ = ("_events", "_geometry", "_origins")
+    __slots__ = ("_events", "_geometry", "_is_on", "_origins")
 
     def __init__(self, geometry: CacheGeometry, *, gpu_slots: int) -> None:
         sizes = map(geometry.effective_block_size, range(len(geometry.groups)))
         self._geometry = geometry
         self._events: list[CacheEvent] = []
+        self._is_on = False
         self._origins = OriginTable(slots=gpu_slots, block_tokens=max(sizes))
 
     @property
     def is_on(self) -> bool:
         """Whether somebody listens."""
-        return self._origins.is_listening
+        return self._is_on
 
     @is_on.setter
     def is_on(self, is_on: bool) -> None:
-        if is_on and not self.is_on:
+        if is_on and not self._is_on:
             self._origins.start()
         elif not is_on:
             self._origins.stop()
+        self._is_on = is_on
 
     def take(self) -> list[CacheEvent]:
         """Everything since the last time, oldest first."""

@@ -75,7 +75,8 @@ class Foresight:
 
     def _probe(self, keys: BlockKeys, index: int, start: int) -> GroupResidency:  # noqa: PLR0917  # of group i from here
         world = self._world
-        prober = Prober(world.geometry, keys, gpu=world.gpu, cpu=world.usable_cpu, without=(), guesses=None)
+        gpu, cpu = world.gpu, world.usable_cpu
+        prober = Prober(world.geometry, keys, gpu=gpu, cpu=cpu, without=(), guesses=None, joint=world)
         stop = min(start + world.slice_blocks, _count_blocks(world, keys, index=index))
         return prober.probe_slice(index, start, stop)
 

@@ -33,26 +33,22 @@ _BATCH_COST: Final = 4
 class HintQuotas:
     """The slots of all tenants."""
 
-    __slots__ = ("_given", "_used")
+    __slots__ = ("_used", "given")
 
     def __init__(self) -> None:
         self._used: dict[QuotaKey, SlotCounts] = {}
-        self._given: dict[QuotaKey, deque[SlotArray]] = {}
-
-    @property
-    def is_due(self) -> bool:
-        """Whether anything is still to be subtracted."""
-        return bool(self._given)
+        self.given: dict[QuotaKey, deque[SlotArray]] = {}
+        """What is still to be subtracted: read it, never write."""
 
     def keys(self) -> tuple[QuotaKey, ...]:
         """Those that hold something."""
-        while self._given:
+        while self.given:
             self.settle_some()
         return tuple(self._used)
 
     def used_by(self, key: QuotaKey) -> SlotCounts:
         """The slots of one tenant in a tier, as they are now."""
-        while key in self._given:
+        while key in self.given:
             self._settle(key)
         return self._used.get(key) or SlotCounts()
 
@@ -63,7 +59,7 @@ class HintQuotas:
     def give(self, batches: Mapping[QuotaKey, Sequence[SlotArray]]) -> None:
         """Hints do not hold these slots any more, a batch each; if they are many, that is written down later."""
         for key, slots in batches.items():
-            self._given.setdefault(key, deque()).extend(slots)
+            self.given.setdefault(key, deque()).extend(slots)
         costs = map(_cost, chain.from_iterable(batches.values()))
         if sum(costs) + _TENANT_COST * len(batches) <= _AT_ONCE:
             self.settle_some()
@@ -71,20 +67,20 @@ class HintQuotas:
     def settle_some(self) -> None:
         """Subtract what was given back, some of it if it is much."""
         left = _AT_ONCE
-        while self._given and left > 0:
-            left -= self._settle(next(iter(self._given)))
+        while self.given and left > 0:
+            left -= self._settle(next(iter(self.given)))
 
     def clear(self, tier: Tier) -> None:
         """Nobody's slots of this tier count any more."""
-        for table in (self._used, self._given):
+        for table in (self._used, self.given):
             for key in [key for key in table if key[1] is tier]:
                 del table[key]
 
     def _settle(self, key: QuotaKey) -> int:
         """Subtract the oldest batches of one tenant, all of them at once where it holds nothing else; what it costs."""
-        given, used = self._given[key], self._used[key]
+        given, used = self.given[key], self._used[key]
         if sum(map(len, given)) == used.num_holders:
-            del self._used[key], self._given[key]
+            del self._used[key], self.given[key]
             return _TENANT_COST
         some: list[SlotArray] = []
         cost = _TENANT_COST
@@ -93,7 +89,7 @@ class HintQuotas:
             some.append(given.popleft())
         used.remove(*count_repeats(some))
         if not given:
-            del self._given[key]
+            del self.given[key]
         if not len(used):
             del self._used[key]
         return cost

@@ -153,7 +153,7 @@ class HintTable:
     @property
     def is_due(self) -> bool:
         """Whether there is anything to look at, to give back or to write down in a later slice."""
-        return bool(self.due) or bool(self.cleared) or self.quotas.is_due
+        return bool(self.due or self.cleared or self.quotas.given)
 
     def next_id(self) -> int:
         """A fresh id; ids are never reused."""

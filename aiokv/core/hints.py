@@ -73,7 +73,8 @@ class Hints:
     @property
     def is_due(self) -> bool:
         """Whether there is work that has not been begun."""
-        return not self._is_working and self._world.hints.is_due
+        table = self._world.hints
+        return not self._is_working and bool(table.due or table.cleared or table.quotas.given)
 
     @property
     def is_settled(self) -> bool:
@@ -173,7 +174,7 @@ class Hints:
         while table.is_due:
             if table.cleared:
                 drop_holds(self._world, (next(iter(table.cleared.values())),))
-            elif table.quotas.is_due:
+            elif table.quotas.given:
                 table.quotas.settle_some()
             else:
                 self._follow(table.due.pop(next(iter(table.due))))

@@ -118,10 +118,10 @@ class Transfer:
     """When it came to the host, by the host's clock: the core knows none. Written once, by the host."""
 
     def __post_init__(self) -> None:
-        self.open_copies = len(self.names)
+        self.open_copies = len(self.sources)
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.sources)
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class Transfer:
 
     def blocks(self, start: int, stop: int) -> BlockNames:
         """Which blocks copies `[start, stop)` bring, as recorded when the transfer was planned."""
-        return self.names if stop - start == len(self.names) else self.names.select(slice(start, stop))
+        return self.names if stop - start == len(self.sources) else self.names.select(slice(start, stop))
 
     def advance(self, event: TransferEvent) -> None:
         """Take one step of the life cycle; `InvalidTransition` leaves the state as it was."""

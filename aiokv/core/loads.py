@@ -56,13 +56,14 @@ _POSITIONS_PER_COST: Final = 64
 class Loads:
     """Completes loads and plans failed ones again."""
 
-    __slots__ = ("_admission", "_failed", "_is_replanning", "_is_retrying", "_must_retry", "_replans", "_world")
+    __slots__ = ("_admission", "_failed", "_is_replanning", "_is_retrying", "_must_retry", "_world", "replans")
 
     def __init__(self, world: World, *, admission: Admission) -> None:
         self._world = world
         self._admission = admission
         self._failed: deque[LeaseRecord] = deque()
-        self._replans: deque[LeaseRecord] = deque()
+        self.replans: deque[LeaseRecord] = deque()
+        """Those that wait for capacity, and some that have left: read it, never write."""
         self._is_replanning = False
         self._is_retrying = False
         self._must_retry = False
@@ -70,9 +71,8 @@ class Loads:
     @property
     def waits_for_capacity(self) -> bool:
         """Whether a lease waits to be planned again; nobody may be admitted before it."""
-        if not self._replans and not self._failed:
-            return False
-        return any(record.state is not LeaseState.RELEASED for record in (*self._replans, *self._failed))
+        waiting = (*self.replans, *self._failed)
+        return bool(waiting) and any(record.state is not LeaseState.RELEASED for record in waiting)
 
     def complete(self, transfer: Transfer, outcome: Outcome) -> Job:
         """The copies of a load have ended: register slice by slice, give every pin back, then tell who waits."""
@@ -82,7 +82,7 @@ class Loads:
         yield from world.ending(transfer, outcome)
         yield from self._notifying(transfer, outcome)
         world.inflight.remove(transfer)
-        if self._failed or self._replans:
+        if self._failed or self.replans:
             yield from self._replanning()
 
     def _notifying(self, transfer: Transfer, outcome: Outcome) -> Job:
@@ -99,7 +99,7 @@ class Loads:
 
     def retry_replans(self) -> None:
         """Plan waiting leases again, oldest first, one a slice."""
-        self._must_retry = bool(self._replans)
+        self._must_retry = bool(self.replans)
         if self._must_retry and not self._is_retrying:
             self._is_retrying = True
             self._world.slices.start(self._retrying())
@@ -120,7 +120,7 @@ class Loads:
                     yield from self._naming(record)
                 else:
                     record.advance(LeaseEvent.REPLAN)
-                    self._replans.append(record)
+                    self.replans.append(record)
                     self._drop_failed(record)
             if self._failed:
                 yield
@@ -132,11 +132,11 @@ class Loads:
         """Go through all that wait; once more if capacity changed meanwhile, so that no change is missed."""
         while self._must_retry:
             self._must_retry = False
-            for record in tuple(self._replans):
+            for record in tuple(self.replans):
                 if record.state is not LeaseState.HELD:
-                    self._replans.remove(record)
+                    self.replans.remove(record)
                 elif self._replan(record):
-                    self._replans.remove(record)
+                    self.replans.remove(record)
                     yield from self._naming(record)
                 yield
             self._must_retry = self._must_retry or self._break_standstill()
@@ -153,14 +153,14 @@ class Loads:
 
     def _is_standstill(self) -> bool:
         """Whether all leases that there are wait for each other's slots: none gives any back by itself."""
-        waiting = sum(record.state is LeaseState.HELD for record in self._replans)
+        waiting = sum(record.state is LeaseState.HELD for record in self.replans)
         return waiting > 1 and waiting == len(self._world.leases)
 
     def _break_standstill(self) -> bool:
         """The one that came last gives back what it holds, and waits for all of it. False if nobody needs to or can."""
         if not self._is_standstill():
             return False
-        _, *others = (record for record in self._replans if record.state is LeaseState.HELD)
+        _, *others = (record for record in self.replans if record.state is LeaseState.HELD)
         last = next((record for record in reversed(others) if not record.is_bare), None)
         if last is None:
             return False
@@ -172,7 +172,7 @@ class Loads:
 
     def _is_first(self, record: LeaseRecord) -> bool:
         """Whether no other lease has waited for capacity longer."""
-        return next((r for r in self._replans if r.state is LeaseState.HELD), record) is record
+        return next((r for r in self.replans if r.state is LeaseState.HELD), record) is record
 
     def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)

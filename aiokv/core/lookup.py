@@ -20,7 +20,7 @@ import numpy as np
 
 from aiokv.core.coverage import coverage, coverage_start
 from aiokv.core.masks import count_leading, is_all
-from aiokv.core.probing import NOWHERE, GroupResidency, Guesses, Index, Keys, Prober
+from aiokv.core.probing import NOWHERE, GroupResidency, Guesses, Index, JointIndex, Keys, Prober
 from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.spec import CacheGeometry, FullAttention
 
@@ -48,14 +48,15 @@ def find_residency(
     longest: int | None = None,
     without: Sequence[BoolArray] = (),
     guesses: Guesses | None = None,
+    joint: JointIndex | None = None,
 ) -> Residency:
     """Look up a prompt of `num_tokens` tokens in both tiers. `align` is in tokens.
 
     The answer is at most `longest` tokens; per group, the leading blocks marked in `without` are missing in the CPU
-    tier. `guesses` say where to look first.
+    tier. `guesses` say where to look first; `joint` answers for both tiers at once.
     """
     limit = num_tokens - 1 if longest is None else min(longest, num_tokens - 1)
-    prober = Prober(geometry, keys, gpu=gpu, cpu=cpu, without=without, guesses=guesses)
+    prober = Prober(geometry, keys, gpu=gpu, cpu=cpu, without=without, guesses=guesses, joint=joint)
     groups = [NOWHERE] * len(geometry.groups)
     for index in geometry.full_groups:
         block = geometry.block_sizes[index]

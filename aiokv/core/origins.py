@@ -56,11 +56,6 @@ class OriginTable:
         self._is_listening = False
         self._allocate(0)
 
-    @property
-    def is_listening(self) -> bool:
-        """Whether origins are noted."""
-        return self._is_listening
-
     def start(self) -> None:
         """Somebody listens: note origins from now on. What was noted in an earlier round is forgotten, in O(1)."""
         self._is_listening = True

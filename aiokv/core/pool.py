@@ -128,10 +128,13 @@ class Pool(PoolView):
         self._tell(slots)
         return NamedSlots(slots, evicted)
 
-    def register(self, slots: SlotArray, keys: DigestArray, group: int) -> BoolArray:  # noqa: PLR0917
+    def register(  # noqa: PLR0917  # slots by their keys
+        self, slots: SlotArray, keys: DigestArray, group: int, *, copies_of: SlotArray | None = None
+    ) -> BoolArray:
         """Make reserved `slots[i]` findable under `keys[i]`; False where the key is resident: that slot stays private.
 
         Of a key that comes twice in one batch the first slot gets it. A slot becomes evictable when its last pin goes.
+        Where the blocks were copied from slots of the other tier, naming these saves a search.
         Raises ForeignBlock for a slot without a pin, UsageError for one that has a key of this epoch or is quarantined.
         """
         self.settle()
@@ -144,7 +147,7 @@ class Pool(PoolView):
                 self._index.remove(slots[stale])
                 self._discard(self._index.find_stale(keys, group))
         self._tell(slots)
-        return self._index.insert(slots, keys, group=group)
+        return self._index.insert(slots, keys, group=group, copies_of=copies_of)
 
     def evict(self, slots: SlotArray) -> Evicted:
         """Free these evictable `slots` (distinct); ForeignBlock, nothing changed, if one is pinned or has no key."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
+from aiokv.core.index import SlotIndex
 from aiokv.core.lru import EvictionQueue
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.slot_counts import SlotTimes
@@ -44,8 +45,11 @@ class PoolParts:
         "_quarantined", "_quarantined_count", "_queue", "_tier", "watchers",
     )  # fmt: skip
 
-    def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0) -> None:
-        """`capacity` usable slots; `first_slot=1` keeps slot 0, the null block, out of circulation."""
+    def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0, index: SlotIndex | None = None) -> None:
+        """`capacity` usable slots; `first_slot=1` keeps slot 0, the null block, out of circulation.
+
+        An empty `index` of all slots may be given, which shares its table with that of the other tier.
+        """
         if capacity < 0 or first_slot < 0:
             raise UsageError(f"a pool cannot have {capacity} slots from {first_slot} on")
         end = first_slot + capacity
@@ -53,7 +57,7 @@ class PoolParts:
         self._tier = tier
         self._capacity = capacity
         self._first = first_slot
-        self._index = EpochIndex(size)
+        self._index = EpochIndex(size, index=index)
         self._queue = EvictionQueue(size)
         self._free = FreeList(first=first_slot, end=end)
         self._pins: NDArray[np.int32] = zeros(size, np.int32)

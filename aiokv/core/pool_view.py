@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.index import FoundInBoth
 from aiokv.core.pool_books import PoolBooks
 from aiokv.core.pool_parts import PoolParts
 from aiokv.core.pool_values import GroupArray, PoolCounts
@@ -115,6 +116,14 @@ class PoolView(PoolParts):
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` (shape `[n, 4]`) of `group` in this epoch; changes nothing."""
         return self._index.holds(slots, keys, group=group)
+
+    def find_in_both(self, keys: DigestArray, group: int, *, second: PoolView) -> FoundInBoth:
+        """The same, and which slots of the second tier's pool hold those that this one lacks; changes nothing."""
+        return self._index.find_in_both(keys, group, second=second._index)
+
+    def find_copies(self, slots: SlotArray, *, among: PoolView) -> Found:
+        """Which of these resident slots have a copy in the other tier, and where; changes nothing."""
+        return self._index.find_copies(slots, among=among._index)
 
     def begin_moment(self) -> int:
         """The moment that ends now, for `may_have_come`; what is known of the pool does not change."""

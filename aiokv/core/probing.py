@@ -2,6 +2,7 @@
 
 Rules
 - Pure. Each (group, hash) is probed at most once per tier; the CPU tier is asked only for what the GPU tier misses.
+  Where both share a table one search answers for both, if there is no guess.
 - A guess (see `foresight.py`) is only where to look first: it counts if that slot holds that very hash in this epoch.
 """
 
@@ -12,12 +13,13 @@ from typing import Final, NamedTuple, Protocol, final
 
 import numpy as np
 
+from aiokv.core.index import FoundInBoth
 from aiokv.core.masks import is_all
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "Keys", "Prober"]
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober"]
 
 _FIRST_SLICE: Final = 128
 _SLICE_GROWTH: Final = 4
@@ -61,6 +63,14 @@ class Index(Protocol):
         ...
 
 
+class JointIndex(Protocol):
+    """Both tiers, where one search answers for both. Pure."""
+
+    def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
+        """Where they are on the GPU, and on the CPU where they are not there; valid until a pool changes."""
+        ...
+
+
 class Keys(Protocol):
     """What lookup needs of a request's keys."""
 
@@ -90,7 +100,7 @@ NOWHERE: Final = GroupResidency(_NO_BLOCKS, _NO_SLOTS, _NO_BLOCKS, _NO_SLOTS, _N
 class Prober:
     """Probes blocks of one request; per group, the CPU tier is not asked for leading blocks marked in `without`."""
 
-    __slots__ = ("_cpu", "_geometry", "_gpu", "_guesses", "_keys", "_without")
+    __slots__ = ("_cpu", "_geometry", "_gpu", "_guesses", "_joint", "_keys", "_without")
 
     def __init__(
         self,
@@ -101,6 +111,7 @@ class Prober:
         cpu: Index | None,
         without: Sequence[BoolArray],
         guesses: Guesses | None,
+        joint: JointIndex | None = None,
     ) -> None:
         self._geometry = geometry
         self._keys = keys
@@ -108,6 +119,7 @@ class Prober:
         self._cpu = cpu
         self._without = without
         self._guesses = guesses
+        self._joint = joint if cpu is not None and guesses is None else None
 
     def probe_leading(self, index: int, blocks: int) -> GroupResidency:
         """Up to `blocks` leading blocks, in growing slices; the slice that holds the first miss is the last.
@@ -146,6 +158,8 @@ class Prober:
     def probe_slice(self, index: int, start: int, stop: int) -> GroupResidency:  # noqa: PLR0917  # reads like a range
         """Blocks `[start, stop)`, in that order and no others."""
         keys = self._keys.digests(self._geometry.hashes_per_block(index), start, stop)
+        if self._joint is not None:
+            return self._probe_both(self._joint.find_in_both(keys, index), index=index, start=start)
         guess = self._guess(Tier.GPU, index, start, stop) if self._guesses else _NO_SLOTS
         since = self._since(index, stop) if self._guesses else None
         on_gpu, gpu_slots = _find(self._gpu, keys, group=index, guess=guess, since=since)
@@ -169,6 +183,16 @@ class Prober:
             guess=guess[absent] if len(guess) else guess,
             since=None,
         )
+        return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
+
+    def _probe_both(self, found: FoundInBoth, *, index: int, start: int) -> GroupResidency:
+        on_gpu, gpu_slots = found.first
+        on_cpu, cpu_slots = found.second
+        if is_all(on_gpu):
+            return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu)
+        if self._without:
+            unasked = self._without[index][start : start + len(on_cpu)]
+            on_cpu[: len(unasked)] &= ~unasked
         return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu | on_cpu)
 
     def _guess(self, tier: Tier, index: int, start: int, stop: int) -> IntArray:  # noqa: PLR0917  # reads like a range

@@ -64,8 +64,8 @@ class Ranks:
         self.partly_reported += not transfer.reports
         transfer.reports[rank] = outcome
         self._world.counters.rank_reports[outcome] += 1
-        self._forget_corrupt(transfer, copies)
         if copies:
+            self._forget_corrupt(transfer, copies)
             transfer.corrupt[rank] = copies
         if outcome is Outcome.LOST:
             self._world.is_backend_lost = True
@@ -143,6 +143,8 @@ def _require_submitted(transfer: Transfer) -> None:
 
 def _checked_copies(transfer: Transfer, corrupt: Collection[int], *, outcome: Outcome) -> frozenset[int]:
     """Which copies are corrupt: of a load that is reported so at least one, otherwise none."""
+    if isinstance(corrupt, frozenset) and not corrupt and outcome is Outcome.OK:
+        return corrupt
     if not isinstance(corrupt, Collection):
         raise UsageError(f"corrupt must be the places of copies, not {corrupt!r}")
     if outcome is Outcome.CORRUPT and transfer.direction is Direction.STORE:

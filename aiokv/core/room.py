@@ -55,7 +55,8 @@ class Room:
         world = self._world
         growth = self.plan(record, tokens)
         claims = sum(map(len, growth))
-        if not make_room(world, self._lacking(claims)):
+        lacking = self._lacking(claims)
+        if lacking > 0 and not make_room(world, lacking):
             return world.defer(DeferReason.CAPACITY)
         target = min(record.capacity_tokens) + tokens
         world.gpu.claim(claims)

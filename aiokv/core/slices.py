@@ -25,30 +25,31 @@ Job = Generator[None, None, None]
 class SliceQueue:
     """Jobs that are not finished, oldest first."""
 
-    __slots__ = ("_jobs",)
+    __slots__ = ("jobs",)
 
     def __init__(self) -> None:
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
+        """Read it, never write."""
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self.jobs)
 
     def start(self, job: Job) -> None:
         """Run the first slice now; what is left waits its turn."""
         if _advance(job):
-            self._jobs.append(job)
+            self.jobs.append(job)
 
     def append(self, job: Job) -> None:
         """Run all of it later."""
-        self._jobs.append(job)
+        self.jobs.append(job)
 
     def step(self) -> bool:
         """Run one slice of the oldest job. True while jobs are left."""
-        if self._jobs:
-            job = self._jobs.popleft()
+        if self.jobs:
+            job = self.jobs.popleft()
             if _advance(job):
-                self._jobs.appendleft(job)
-        return bool(self._jobs)
+                self.jobs.appendleft(job)
+        return bool(self.jobs)
 
 
 def _advance(job: Job) -> bool:

@@ -86,18 +86,20 @@ class StoreQueue:
 
     def sift(self, digests: DigestArray, *, group: int, slots: SlotArray) -> Sifted:
         """Look GPU blocks up in both tiers; those that have a copy are touched there, the last of them first."""
+        is_current = self._world.gpu.holds(slots, digests, group=group)
+        known = slots if np.count_nonzero(is_current) == len(slots) else None
         return Sifted(
-            is_current=self._world.gpu.holds(slots, digests, group=group),
-            has_copy=self._touch_copies(digests, group=group),
+            is_current=is_current,
+            has_copy=self._touch_copies(digests, group=group, known=known),
             store_ids=self._world.inflight.storing_ids(slots),
         )
 
-    def _touch_copies(self, digests: DigestArray, *, group: int) -> BoolArray:
-        """Which blocks have a copy; it is recent now."""
+    def _touch_copies(self, digests: DigestArray, *, group: int, known: SlotArray | None) -> BoolArray:
+        """Which blocks have a copy; it is recent now. In the GPU slots `known` they can be found, all of them."""
         cpu = self._world.cpu
         if cpu is None:
             return np.zeros(len(digests), np.bool_)
-        found = cpu.find(digests, group)
+        found = cpu.find(digests, group) if known is None else self._world.gpu.find_copies(known, among=cpu)
         copies = found.slots[found.present]
         if len(copies):
             cpu.touch(copies[::-1])

@@ -18,6 +18,8 @@ from aiokv.core.counters import Counters, EvictReason
 from aiokv.core.event_log import EventLog
 from aiokv.core.fences import FenceBook
 from aiokv.core.hint_table import HintTable
+from aiokv.core.index import FoundInBoth, SlotIndex
+from aiokv.core.index_table import SlotTable
 from aiokv.core.inflight import InflightTable, SourceUse, Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseTable
 from aiokv.core.pool import Evicted, NamedSlots, Pool
@@ -25,9 +27,9 @@ from aiokv.core.pool_values import NOTHING_EVICTED, Epochs
 from aiokv.core.slices import SLICE_BLOCKS, Job, SliceQueue
 from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
-from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, SlotArray, Tier
+from aiokv.model.ids import NULL_SLOT, BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import DeferReason, Deferred, Outcome
+from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -103,8 +105,11 @@ class World:
         self.geometry = geometry
         self.slice_blocks = slice_blocks
         self.world_size = world_size
-        self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1)
-        self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0) if cpu_blocks else None
+        table = SlotTable(gpu_blocks + cpu_blocks, split=gpu_blocks)
+        index = SlotIndex(gpu_blocks, table=table)
+        self.gpu = Pool(Tier.GPU, capacity=gpu_blocks - 1, first_slot=NULL_SLOT + 1, index=index)
+        index = SlotIndex(cpu_blocks, table=table, base=gpu_blocks)
+        self.cpu = Pool(Tier.CPU, capacity=cpu_blocks, first_slot=0, index=index) if cpu_blocks else None
         self.leases = LeaseTable()
         self.hints = HintTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
@@ -231,12 +236,20 @@ class World:
         self.inflight.note_use(slots)
         self.hints.note_hits(slots)
 
+    def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
+        """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""
+        if self.cpu is None:
+            return FoundInBoth(self.gpu.find(keys, group), Found(np.zeros(len(keys), bool), np.zeros(len(keys), int)))
+        return self.gpu.find_in_both(keys, group, second=self.cpu)
+
     def note_moves(self, count: int) -> None:
         """So many GPU slots were named, or came to the recent end of the eviction order."""
         self.gpu_moves += count
 
-    def register(self, tier: Tier, slots: SlotArray, *, blocks: BlockNames) -> BoolArray:
-        """Make slots findable under the hashes of `blocks`.
+    def register(
+        self, tier: Tier, slots: SlotArray, *, blocks: BlockNames, copies_of: SlotArray | None = None
+    ) -> BoolArray:
+        """Make slots findable under the hashes of `blocks`, which were copied from slots of the other tier if given.
 
         False where the hash is resident already: that slot stays private to whoever holds it.
         """
@@ -244,7 +257,7 @@ class World:
         if pool is None:
             return np.zeros(len(slots), np.bool_)
         digests = blocks.digests(self.geometry.hashes_per_block(blocks.group))
-        is_new = pool.register(slots, digests, blocks.group)
+        is_new = pool.register(slots, digests, blocks.group, copies_of=copies_of)
         if self.hints.live and tier is Tier.GPU:
             self.hints.forget_hits(slots[is_new])
         if self.events.is_on:
@@ -272,7 +285,8 @@ class World:
         for stop in range(len(transfer), 0, -self.slice_blocks):
             start = max(stop - self.slice_blocks, 0)
             if outcome is Outcome.OK and self.may_copy(transfer):
-                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop))
+                sources = transfer.sources[start:stop]
+                self.register(tier, targets[start:stop], blocks=transfer.blocks(start, stop), copies_of=sources)
             if outcome is Outcome.LOST:
                 self.quarantine(transfer, start=start, stop=stop)
             self.end_copies(transfer, start=start, stop=stop)

@@ -22,15 +22,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 
 from aiokv.errors import ConfigError, UsageError
 from aiokv.model.ids import DIGEST_WORDS, DigestArray
+from aiokv.model.media import MediaMap, MediaSpan, canonical_spans
 from aiokv.model.numbers import is_whole
 from aiokv.model.tokens import TokenArray, TokenIds, as_tokens
 
@@ -44,34 +43,9 @@ SEGMENT_BLOCKS: Final = 256
 
 ROOT_DOMAIN: Final = b"aiokv/1/root\0"
 SEGMENT_DOMAIN: Final = b"aiokv/1/segment\0"
-_NO_SPANS: Final = bytes(8)
 _MAX_BLOCK: Final = 2**24
 _SLACK_TOKENS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class MediaSpan:
-    """Tokens `[start, start + length)` of the prompt stand for media (image, audio, ...) with this content digest.
-
-    Spans may come in any order, may overlap (audio within video) and may reach beyond the tokens known so far.
-    """
-
-    digest: bytes
-    start: int
-    length: int
-
-    def __post_init__(self) -> None:
-        if not _is_bytes(self.digest) or not self.digest:
-            raise UsageError(f"a media digest must be non-empty bytes, not {self.digest!r}")
-        if not is_whole(self.start) or not 0 <= self.start < 2**62:
-            raise UsageError(f"a media span must start at a token position, not at {self.start!r}")
-        if not is_whole(self.length) or not 0 < self.length < 2**62:
-            raise UsageError(f"a media span must cover at least one token, not {self.length!r}")
-
-    @property
-    def stop(self) -> int:
-        """The first token after the span."""
-        return self.start + self.length
+_SLACK_PART: Final = 16
 
 
 @final
@@ -111,11 +85,11 @@ class BlockKeys:
         self._hash_block_size = hash_block_size
         self._block_dtype = np.dtype((np.void, 4 * hash_block_size))
         self._root = _root_digest(hash_block_size, salt=salt, adapter=adapter)
-        self._media = _MediaMap(media)
+        self._media = MediaMap(media)
         self._num_tokens = len(tokens)
         self._tokens = np.empty(len(tokens) + _SLACK_TOKENS, "<i4")
         self._tokens[: len(tokens)] = tokens
-        self._digests: DigestArray = np.empty((len(tokens) // hash_block_size + 1, DIGEST_WORDS), np.uint64)
+        self._digests: DigestArray = np.empty((len(self._tokens) // hash_block_size + 1, DIGEST_WORDS), np.uint64)
         self._hashed = 0
         self._hasher: _Hash | None = None
         self.notes: dict[object, Any] = {}
@@ -177,14 +151,19 @@ class BlockKeys:
         self._hash_until(min(self._hashed + limit_blocks, self.num_blocks))
         return self.num_blocks - self._hashed
 
+    def make_room(self, num_tokens: int) -> None:
+        """Allocate memory now for so many tokens in all, and for some that are generated after them."""
+        total = num_tokens + num_tokens // _SLACK_PART + _SLACK_TOKENS
+        if total > len(self._tokens):
+            self._grow_tokens(total)
+            self._grow_digests(total // self._hash_block_size + 1)
+
     def append(self, token_ids: TokenIds) -> None:
         """Add tokens at the end; nothing changes if they are refused. Amortised constant time per token."""
         new = as_tokens(token_ids)
         total = self._num_tokens + len(new)
         if total > len(self._tokens):
-            grown = np.empty(max(total, 2 * len(self._tokens)), "<i4")
-            grown[: self._num_tokens] = self._tokens[: self._num_tokens]
-            self._tokens = grown
+            self._grow_tokens(max(total, 2 * len(self._tokens)))
         self._tokens[self._num_tokens : total] = new
         self._num_tokens = total
 
@@ -229,11 +208,19 @@ class BlockKeys:
 
     def _hash_until(self, stop: int) -> None:
         if stop > len(self._digests):
-            grown = np.empty((max(stop, 2 * len(self._digests)), DIGEST_WORDS), np.uint64)
-            grown[: self._hashed] = self._digests[: self._hashed]
-            self._digests = grown
+            self._grow_digests(max(stop, 2 * len(self._digests)))
         while self._hashed < stop:
             self._hash_run(stop)
+
+    def _grow_tokens(self, size: int) -> None:
+        grown = np.empty(size, "<i4")
+        grown[: self._num_tokens] = self._tokens[: self._num_tokens]
+        self._tokens = grown
+
+    def _grow_digests(self, size: int) -> None:
+        grown = np.empty((size, DIGEST_WORDS), np.uint64)
+        grown[: self._hashed] = self._digests[: self._hashed]
+        self._digests = grown
 
     def _hash_run(self, stop: int) -> None:
         """Hash blocks up to `stop` or to the next start of a segment."""
@@ -256,7 +243,7 @@ class BlockKeys:
         parent = self._digests[start - 1].tobytes() if start else self._root
         size = self._hash_block_size
         spans = self._media.starting(start * size, (start + 1) * size)
-        hasher = hashlib.sha256(SEGMENT_DOMAIN + parent + _canonical_spans(spans, start * size))
+        hasher = hashlib.sha256(SEGMENT_DOMAIN + parent + canonical_spans(spans, start * size))
         if start < block:
             hasher.update(self._tokens[start * size : block * size].data)
         return hasher
@@ -274,43 +261,6 @@ class BlockKeys:
         return regular if touched is None else min(regular, touched // self._hash_block_size)
 
 
-@final
-class _MediaMap:
-    """Spans in canonical order, found by where they start. Immutable."""
-
-    __slots__ = ("_spans", "_starts")
-
-    def __init__(self, spans: Iterable[MediaSpan]) -> None:
-        if not isinstance(spans, Iterable):
-            raise UsageError(f"media must be MediaSpan values, not {spans!r}")
-        given = list(spans)
-        if not all(isinstance(span, MediaSpan) for span in given):
-            raise UsageError("media must be MediaSpan values")
-        self._spans = sorted(set(given), key=lambda s: (s.start, s.length, s.digest))
-        self._starts = [s.start for s in self._spans]
-
-    def starting(self, start: int, stop: int) -> list[MediaSpan]:
-        """Spans whose first token is in `[start, stop)`, in canonical order."""
-        return self._spans[bisect_left(self._starts, start) : bisect_left(self._starts, stop)]
-
-    def next_start(self, position: int) -> int | None:
-        """The first start of a span at or after `position`."""
-        index = bisect_left(self._starts, position)
-        return self._starts[index] if index < len(self._starts) else None
-
-    def last_start(self, position: int) -> int | None:
-        """The last start of a span before `position`."""
-        index = bisect_left(self._starts, position)
-        return self._starts[index - 1] if index else None
-
-    def before(self, position: int) -> _MediaMap:
-        """The spans that end at or before `position`; `UsageError` if one lies across it."""
-        kept = self._spans[: bisect_left(self._starts, position)]
-        if any(s.stop > position for s in kept):
-            raise UsageError(f"cannot truncate to {position} tokens, inside a media span")
-        return _MediaMap(kept)
-
-
 def _root_digest(hash_block_size: int, *, salt: str | None, adapter: str | None) -> bytes:
     fields = _canonical_field(salt, "salt") + _canonical_field(adapter, "adapter")
     return hashlib.sha256(ROOT_DOMAIN + struct.pack("<Q", hash_block_size) + fields).digest()
@@ -323,17 +273,3 @@ def _canonical_field(value: str | None, name: str) -> bytes:
         raise UsageError(f"{name} must be a string or None, not {type(value).__name__}")
     text = value.encode("utf-8", "surrogatepass")
     return b"\1" + struct.pack("<Q", len(text)) + text
-
-
-def _canonical_spans(spans: Sequence[MediaSpan], block_start: int) -> bytes:
-    if not spans:
-        return _NO_SPANS
-    parts = [struct.pack("<Q", len(spans))]
-    for span in spans:
-        parts.append(struct.pack("<Q", len(span.digest)) + span.digest)
-        parts.append(struct.pack("<QQ", span.start - block_start, span.length))
-    return b"".join(parts)
-
-
-def _is_bytes(value: object) -> bool:
-    return isinstance(value, bytes)

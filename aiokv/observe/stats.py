@@ -10,7 +10,7 @@ from bisect import bisect_left
 from enum import Enum
 from typing import Final, final
 
-from aiokv.model.ids import Direction
+from aiokv.model.ids import Direction, KeyEnum
 
 __all__ = [
     "LEASE_BUCKETS",
@@ -32,7 +32,7 @@ STEP_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0)
 """Seconds of one synchronous step."""
 
 
-class Polls(Enum):
+class Polls(KeyEnum):
     """What one tick of the bridge found."""
 
     EMPTY = "empty"

@@ -93,6 +93,7 @@ class Ticket:
         keys = self._intake.token_ids
         if isinstance(keys, BlockKeys):
             keys.hash_more(keys.num_blocks)
+            keys = keys.copy()
         else:
             keys = BlockKeys(keys, hash_block_size=self._core.geometry.hash_block_size, **self._intake.identity)
         return self._entry.try_now(self._request(keys))
@@ -109,6 +110,7 @@ class Ticket:
         keys = self._intake.token_ids
         if isinstance(keys, BlockKeys):
             await hash_in_slices(keys)
+            keys = keys.copy()
         else:
             keys = await prepare_keys(
                 keys, hash_block_size=self._core.geometry.hash_block_size, **self._intake.identity
@@ -118,7 +120,7 @@ class Ticket:
         return request
 
     def _request(self, keys: BlockKeys) -> AcquireRequest:
-        return self._intake.request(keys.copy(), hash_block_size=self._core.geometry.hash_block_size)
+        return self._intake.request(keys, hash_block_size=self._core.geometry.hash_block_size)
 
     @property
     def _due(self) -> Deadline:

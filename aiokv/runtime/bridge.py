@@ -221,7 +221,8 @@ def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
     asked for ever, and nothing behind it in its stream.
     """
     try:
-        status = EventStatus(event.query())
+        told: object = event.query()
+        status = told if isinstance(told, EventStatus) else EventStatus(told)
         return status, "" if status is EventStatus.PENDING else event.detail()
     except Exception as error:
         return EventStatus.LOST, f"its event could not be asked: {error!r}"

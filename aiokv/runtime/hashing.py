@@ -40,6 +40,7 @@ async def prepare_keys(token_ids: TokenIds, *, hash_block_size: int, **identity:
         await hash_in_slices(keys)
         return keys
     keys = BlockKeys(token_ids[:0], hash_block_size=hash_block_size, **identity)
+    keys.make_room(len(token_ids))
     for start in range(0, len(token_ids), _SLICE_TOKENS):
         if start:
             await asyncio.sleep(0)

@@ -24,11 +24,12 @@ T = TypeVar("T")
 class LeakBox:
     """Ids of leases, and hints, that were garbage collected while they still held something."""
 
-    __slots__ = ("_hints", "_ids", "_loop", "_reader", "_writer")
+    __slots__ = ("_loop", "_reader", "_writer", "hints", "leases")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, on_leak: Callable[[], None]) -> None:
-        self._ids: deque[int] = deque()
-        self._hints: deque[HintRecord] = deque()
+        self.leases: deque[int] = deque()
+        """Ids of leases that are to be given back; `take` them."""
+        self.hints: deque[HintRecord] = deque()
         self._loop = loop
         if hasattr(os, "eventfd"):
             self._reader = self._writer = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -38,26 +39,23 @@ class LeakBox:
             os.set_blocking(self._writer, False)
         loop.add_reader(self._reader, self._on_ready, on_leak)
 
-    def __len__(self) -> int:
-        return len(self._ids) + len(self._hints)
-
     def put(self, lease_id: int) -> None:
         """Called by finalisers only: no lock, no log, no call into anything."""
-        self._ids.append(lease_id)
+        self.leases.append(lease_id)
         self._ring()
 
     def put_hint(self, record: HintRecord) -> None:
         """Like `put`, of a residence hint."""
-        self._hints.append(record)
+        self.hints.append(record)
         self._ring()
 
     def take(self) -> list[int]:
         """All ids of leases left so far; each is taken once."""
-        return _take_all(self._ids)
+        return _take_all(self.leases)
 
     def take_hints(self) -> list[HintRecord]:
         """All hints left so far; each is taken once."""
-        return _take_all(self._hints)
+        return _take_all(self.hints)
 
     def close(self) -> None:
         """Nothing is looked at any more. Works on a closed loop."""

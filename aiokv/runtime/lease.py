@@ -325,7 +325,7 @@ class Lease:
 
     def _check_open(self) -> None:
         self._offloader.enter()
-        if self.state is LeaseState.RELEASED:
+        if self._is_closed or self._record.state is LeaseState.RELEASED:
             raise LeaseReleased(self.request_id)
 
 

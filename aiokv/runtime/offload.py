@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +34,7 @@ from aiokv.runtime.fencing import Fencing
 from aiokv.runtime.leaks import LeakBox, warn_later
 from aiokv.runtime.lease_clock import LeaseClock
 from aiokv.runtime.notices import Notices
+from aiokv.runtime.ownership import Owner
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.timers import LoopTimer
 from aiokv.runtime.transfers import TransferRunner
@@ -52,6 +51,7 @@ class Offloader:
 
     __slots__ = (
         "_drained",
+        "_events",
         "_fences",
         "_is_detached",
         "_is_open",
@@ -99,7 +99,8 @@ class Offloader:
         self.notices = Notices(loop)
         self.transfers = self._make_runner()
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner = Owner(loop)
+        self._events = core.events
         self._outbox = core.outbox
         self._fences = core.fences
         self._is_open = True
@@ -127,11 +128,8 @@ class Offloader:
 
     def enter(self) -> None:
         """Every public call starts here: right process, right thread, right loop, and leaks are given back first."""
-        if self._owner != (os.getpid(), threading.get_ident()):
-            raise UsageError("an aiokv runtime belongs to the process and thread that opened it")
-        if _running_loop() not in (None, self.loop):
-            raise UsageError("an aiokv runtime belongs to the event loop that opened it")
-        if self.leaks:
+        self._owner.check()
+        if self.leaks.leases or self.leaks.hints:
             self.collect_leaks()
 
     def enter_for_intake(self) -> None:
@@ -142,16 +140,12 @@ class Offloader:
 
     def enter_to_close(self) -> None:
         """Like `enter`, for `close`: any thread of the process may, once the loop does not run there any more."""
-        if self._owner[0] != os.getpid():
-            raise UsageError("an aiokv runtime belongs to the process that opened it")
-        if self.loop.is_running() and not self.is_in_loop:
-            raise UsageError("the loop of this aiokv runtime is running: await aclose() in it")
-        self._owner = (os.getpid(), threading.get_ident())
+        self._owner.take_over_to_close()
 
     @property
     def is_in_loop(self) -> bool:
         """Whether the caller runs in this loop."""
-        return _running_loop() is self.loop
+        return self._owner.is_in_loop
 
     # Leases.
 
@@ -219,18 +213,16 @@ class Offloader:
 
     def progress(self) -> None:
         """Carry out what the core wants done; what is long goes on in later turns."""
+        core = self.core
         if self._fences.promised:
             self.schedule(self.transfers.settle_fences)
         self._empty_outbox()
-        if self.core.events.is_on:
+        if self._events.is_on:
             self._publish()
-        while self._is_detached and self.core.has_work:
-            self.core.run_slices()
-            self._empty_outbox()
-        if self.core.has_work:
-            self.schedule(self._work)
-        if self.core.capacity_generation != self._seen_generation:
-            self.schedule(self._serve)
+        if core.has_work:
+            self._go_on()
+        if core.capacity_generation != self._seen_generation:
+            self._note_capacity()
         if self.stats.check_due:
             check_invariants(self.core, self.stats)
         if self._drained and self.is_idle:
@@ -238,6 +230,20 @@ class Offloader:
             for future in waiting:
                 if not future.done() and not self.loop.is_closed():
                     future.set_result(None)
+
+    def _go_on(self) -> None:
+        """There is sliced work: in the next turn, or now where no turn comes."""
+        self.schedule(self._work)
+        while self._is_detached and self.core.has_work:
+            self.core.run_slices()
+            self._empty_outbox()
+
+    def _note_capacity(self) -> None:
+        """Capacity was given back: whoever waits for some is tried in the next turn."""
+        if self.queue.is_empty and not self.core.has_replans:
+            self._seen_generation = self.core.capacity_generation
+        else:
+            self.schedule(self._serve)
 
     def schedule(self, step: Callable[[], object]) -> None:
         """Run `step` in the loop's next turn, once however often it is asked for; never in a loop that has ended."""
@@ -308,10 +314,10 @@ class Offloader:
 
     def _empty_outbox(self) -> None:
         outbox = self._outbox
-        while outbox.settled or (outbox.submissions and not self.is_quiet):
+        while outbox.settled or (outbox.submissions and not self._quiet):
             for lease_id in outbox.take_settled():
                 self.notices.settled(lease_id)
-            if not self.is_quiet:
+            if not self._quiet:
                 for transfer in outbox.take_submissions():
                     self.transfers.enqueue(transfer)
 
@@ -341,10 +347,3 @@ class Offloader:
         if self.queue.serve_head():
             self.schedule(self._serve)
         self.progress()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

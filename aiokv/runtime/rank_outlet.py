@@ -39,10 +39,9 @@ class RankOutlet:
         return len(self._untaken)
 
     def put(self, transfer: RankTransfer) -> None:
-        """One more transfer was submitted."""
-        if self.remote_ranks:
-            self._untaken.append(transfer)
-            self._wakeup.wake()
+        """One more transfer was submitted, and there are remote ranks."""
+        self._untaken.append(transfer)
+        self._wakeup.wake()
 
     def take(self) -> RankTransfer:
         """The oldest transfer nobody has taken; there must be one."""

@@ -272,7 +272,8 @@ class TransferRunner:
 
         watched = Watched(event=event, expected_s=expected, on_end=on_end, num_blocks=len(transfer))
         self._bridge.watch(transfer.direction, watched)
-        self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
+        if self._outlet.remote_ranks:
+            self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))
 
     def _end_refused(self, transfer: Transfer, error: Exception) -> None:
         """The backend has not taken a batch. Where it says so in its own words nothing was started on any rank and the

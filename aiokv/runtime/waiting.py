@@ -63,6 +63,11 @@ class WaitQueue:
     def __len__(self) -> int:
         return sum(not waiter.future.done() for waiter in self._heap)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether certainly nobody waits: whoever has left may still be counted."""
+        return not self._heap
+
     def blocks(self, *, rank: Rank, priority: int = 0) -> bool:
         """Whether someone waits who must be served before a newcomer of this rank and priority."""
         self._forget_gone()
