@@ -93,6 +93,13 @@ class BenchDevice:
             self.call("cuMemcpyHtoD", address, np.ascontiguousarray(content).ctypes.data, content.nbytes)
         return DeviceRows(address, blocks=content.shape[0], num_bytes=content.shape[1])
 
+    def read(self, rows: DeviceRows, *, like: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """All bytes of a tensor, in the shape of `like`. Nothing may write them meanwhile."""
+        content = np.empty_like(like)
+        with self.driver.current():
+            self.call("cuMemcpyDtoH", content.ctypes.data, rows.address, content.nbytes)
+        return content
+
     def call(self, api: str, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the bindings take and give
         """One call, which must succeed."""
         code, *results = getattr(self.api, api)(*arguments)
