@@ -84,7 +84,7 @@ class _World:
         """GB/s of one transfer, from its submission until it is seen to have ended."""
         began = time.perf_counter()
         self._make(batch)
-        return len(batch) * self._content.shape[1] / (time.perf_counter() - began) / 1e9
+        return float(len(batch) * self._content[0].nbytes / (time.perf_counter() - began) / 1e9)
 
     def count_wrong(self, direction: Direction, adjacency: Adjacency) -> int:
         """Blocks that are not what their source was, after one transfer into targets that held something else."""
