@@ -17,10 +17,10 @@ from aiokv.core.block_table import ClaimSegment
 from aiokv.core.counters import Closing, LookupResult
 from aiokv.core.foresight import find_guesses, remember
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
-from aiokv.core.lease_table import AcquireRequest, GroupShare, LeaseEvent, LeaseRecord, LeaseState
+from aiokv.core.lease_table import AcquireRequest, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import Residency, find_residency
 from aiokv.core.naming import Naming
-from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, plan_acquire
+from aiokv.core.planner import AcquirePlan, GroupPlan, empty_pool_claims, most_claims, plan_acquire
 from aiokv.core.revocations import make_room, plan_room
 from aiokv.core.slices import Job
 from aiokv.core.store_policy import Strategy
@@ -51,6 +51,8 @@ class Admission:
         """`CapacityError` for what can never fit, `UsageError` for keys of another geometry."""
         world = self._world
         world.check_keys(request.keys)
+        if most_claims(world.geometry, request) <= world.usable_gpu_slots:
+            return
         needed = empty_pool_claims(world.geometry, request)
         if needed > world.usable_gpu_slots:
             raise CapacityError(request.request_id, needed=needed, capacity=world.usable_gpu_slots)
@@ -255,23 +257,11 @@ def _lookup_result(geometry: CacheGeometry, record: LeaseRecord) -> LookupResult
 
 
 def _new_record(world: World, request: AcquireRequest, *, plan: AcquirePlan) -> LeaseRecord:
-    whole = request.prompt_tokens + request.reserve_tokens
-    shares = [
-        GroupShare(
-            block,
-            max(-(-whole // block), group.claim_stop),
-            states=group.state_claims,
-            capacity_tokens=group.capacity_tokens,
-            is_loaded=group.is_loaded,
-        )
-        for group, block in zip(plan.groups, world.geometry.block_sizes, strict=True)
-    ]
     return LeaseRecord(
-        lease_id=world.leases.next_id(),
-        request=request,
-        length=plan.length,
-        hit=plan.hit,
-        groups=shares,
+        world.leases.next_id(),
+        request,
+        plan=plan,
+        block_sizes=world.geometry.block_sizes,
         epochs=world.epochs,
         watchers=world.leases.watchers,
     )

@@ -66,6 +66,8 @@ class EpochIndex:
             first, other = self.find(keys, group), second.find(keys, group)
             return FoundInBoth(first, Found(np.greater(other.present, first.present), other.slots))
         found = self._index.find_in_both(keys, group)
+        if found.second is None or second._stale == 0:
+            return found
         return FoundInBoth(found.first, second._current(found.second))
 
     def find_copies(self, slots: SlotArray, *, among: EpochIndex) -> Found:

@@ -38,7 +38,8 @@ class FoundInBoth(NamedTuple):
     """What the first tier has of some keys, and the second of those that the first has not."""
 
     first: Found
-    second: Found
+    second: Found | None
+    """None where it has none of them."""
 
 
 @final
@@ -75,10 +76,11 @@ class SlotIndex:
 
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
         """Which slots of the first tier, whose index this is, hold `keys`, and which of the second what it lacks."""
-        present, nodes = self._table.find(keys, group)
+        found = self._table.find(keys, group)
+        present, nodes = found
         is_second = np.greater_equal(nodes, self._split)
         if not has_any(is_second):
-            return FoundInBoth(Found(present, nodes), Found(is_second, np.zeros(len(nodes), np.int64)))
+            return FoundInBoth(found, None)
         seconds = nodes - self._table.split
         seconds *= is_second
         present = np.greater(present, is_second)

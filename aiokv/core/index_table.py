@@ -8,8 +8,8 @@ in each tier at most. Every match is verified on all 32 bytes and the group, so 
 time and never a wrong answer. Memory that was never used is never touched. `find` changes nothing.
 
 State: a bucket has four ways; it is one `uint64` of four 16-bit tags (0 = empty), with four nodes beside it. A key has
-four buckets, one from the low bits of each word of its digest, after mixing in a constant of the group; its tag in the
-j-th of them is the top of word j. So sixteen ways are probed with whole `[n, 4]` passes, and a new key goes to the
+four buckets, one from the low bits of each word of its digest, in all groups but 0 mixed with a constant; its tag in
+the j-th of them is the top of word j. So sixteen ways are probed with whole `[n, 4]` passes, and a new key goes to the
 bucket with most room. Per node: its digest, its owner (group + 1; 0 = no key), its entry (where its tag lies), so that
 removal is one scatter, and its twin (1 + the node of the other tier that holds the same key; 0 = none). Of twins the
 one of the first tier stands in the table: the other one comes and goes without touching it. A key that finds its four
@@ -195,12 +195,12 @@ class SlotTable:
 
     def _probe(self, keys: DigestArray, group: int) -> _Probe:
         marks = self._marks.get(group) or self._marks_of(group)
-        mixed = keys ^ marks.salt
+        mixed = keys ^ marks.salt if group else keys
         buckets = (mixed & self._mask).view(np.int64)
-        mixed >>= _TAG_SHIFT
-        mixed *= _IN_EACH_WAY
-        mixed |= _IN_EACH_WAY
-        return _Probe(keys, marks.owner, buckets, mixed, self._buckets[buckets])
+        tags = mixed >> _TAG_SHIFT
+        tags *= _IN_EACH_WAY
+        tags |= _IN_EACH_WAY
+        return _Probe(keys, marks.owner, buckets, tags, self._buckets[buckets])
 
     def _verify(self, probe: _Probe, matches: IntArray) -> Found:
         """Which keys are present, given where their tags are found."""

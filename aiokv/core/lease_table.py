@@ -14,25 +14,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, final
+from typing import Final, final
 
 import numpy as np
 
 from aiokv.core.block_table import BlockTable, ClaimSegment
 from aiokv.core.counters import Phase
 from aiokv.core.fences import Fence
+from aiokv.core.lease_shares import GroupShare, Share
 from aiokv.core.life_cycle import LifeCycle
 from aiokv.core.pool_values import Epochs
 from aiokv.core.watching import ChangedHolders
 from aiokv.errors import InvalidTransition, LeaseReleased, UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, IntArray, KeyEnum, SlotArray
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import Hit, Outcome
+from aiokv.model.plan import Outcome
 
 __all__ = [
     "AcquireRequest",
     "FailedLoad",
-    "GroupShare",
     "LeaseEvent",
     "LeaseRecord",
     "LeaseState",
@@ -98,16 +98,6 @@ class AcquireRequest:
             raise UsageError(f"{given} make no request")
 
 
-class GroupShare(NamedTuple):
-    """What a new lease has of one group: table positions, states, room in tokens, and what comes from the CPU tier."""
-
-    block_size: int
-    positions: int
-    states: int
-    capacity_tokens: int
-    is_loaded: BoolArray
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FailedLoad:
     """A load that brought a lease nothing: its group, the mask of its positions over the prefix, and how it ended."""
@@ -156,33 +146,35 @@ class LeaseRecord:
 
     def __init__(
         self,
-        *,
         lease_id: int,
         request: AcquireRequest,
-        length: int,
-        hit: Hit,
-        groups: Sequence[GroupShare],
+        *,
+        plan: Share,
+        block_sizes: Sequence[int],
         epochs: Epochs,
-        watchers: Sequence[ChangedHolders] = (),
+        watchers: Sequence[ChangedHolders],
     ) -> None:
         self.lease_id = lease_id
-        sizes, positions, states, capacity_tokens, loaded = zip(*groups, strict=True)  # shorter than five passes
-        self.block_sizes: list[int] = list(sizes)
+        self.block_sizes = block_sizes
         self.request, self.keys = request, request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
         self.state = LeaseState.HELD
-        self.length = length
+        self.length = self.confirmed = self.publish_limit = plan.length
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
-        self.tables = [BlockTable(blocks, owner=lease_id, watchers=watchers) for blocks in positions]
-        self.state_slots = _state_tables(states, owner=lease_id, watchers=watchers) if any(states) else {}
+        self.tables: list[BlockTable] = []
+        self.state_slots: dict[int, BlockTable] = {}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
         self.claims: deque[ClaimSegment] = deque()
-        self.capacity_tokens: list[int] = list(capacity_tokens)
-        self.loaded: list[BoolArray] = list(loaded)
+        self.capacity_tokens: list[int] = []
+        self.loaded: list[BoolArray] = []
         """Per group, over the blocks of the prefix: taken from the CPU tier by this request."""
-        self.hit = self.delivered = hit
+        self.registered: list[int] = []
+        """Per group, blocks `[0, registered)` have been offered to the index."""
+        self.watchers = watchers
+        self._take_shares(plan.groups)
+        self.hit = self.delivered = plan.hit
         self.attributed = False
         self.waiting: set[int] = set()
         self.storing: set[int] = set()
@@ -198,13 +190,20 @@ class LeaseRecord:
         self.is_finishing = False
         self.fenced = 0  # the number of the last fence behind which its slots were written, read or given back
         self.streams: list[object] = []  # those that were made to wait for its loads: their kernels use its slots
-        self.confirmed = self.publish_limit = length
-        self.registered = [length // size for size in self.block_sizes]
-        """Per group, blocks `[0, registered)` have been offered to the index."""
-        self.given_back = [0] * len(groups)
+        self.given_back = [0] * len(block_sizes)
         """Per group, blocks `[0, given_back)` are no longer held."""
         self.epochs = epochs
-        self.watchers = watchers
+
+    def _take_shares(self, groups: Sequence[GroupShare]) -> None:
+        whole, owner, watchers = self.request.prompt_tokens + self.request.reserve_tokens, self.lease_id, self.watchers
+        for index, (block, share) in enumerate(zip(self.block_sizes, groups, strict=True)):
+            positions = max(-(-whole // block), share.claim_stop)
+            self.tables.append(BlockTable(positions, owner=owner, watchers=watchers))
+            if share.state_claims:
+                self.state_slots[index] = BlockTable(share.state_claims, owner=owner, watchers=watchers)
+            self.capacity_tokens.append(share.capacity_tokens)
+            self.loaded.append(share.is_loaded)
+            self.registered.append(self.length // block)
 
     @property
     def name(self) -> str:
@@ -296,12 +295,6 @@ class LeaseRecord:
             table.copy_to(side_by_side[: len(table), index])
         slots = side_by_side[::-1].ravel()
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
-
-
-def _state_tables(states: Sequence[int], *, owner: int, watchers: Sequence[ChangedHolders]) -> dict[int, BlockTable]:
-    """One for each group that has states."""
-    sizes = [(index, size) for index, size in enumerate(states) if size]
-    return {index: BlockTable(size, owner=owner, watchers=watchers) for index, size in sizes}
 
 
 @final

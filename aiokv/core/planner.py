@@ -21,7 +21,7 @@ from aiokv.model.ids import BoolArray, IntArray
 from aiokv.model.plan import Hit
 from aiokv.model.spec import CacheGeometry, FullAttention, RecurrentState
 
-__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "plan_acquire"]
+__all__ = ["STATE_CLAIMS", "AcquirePlan", "GroupPlan", "empty_pool_claims", "most_claims", "plan_acquire"]
 
 STATE_CLAIMS = 2
 """Slots that a recurrent group claims: the working state and the one being captured."""
@@ -106,6 +106,12 @@ def empty_pool_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
         else:
             total -= -_claim_capacity(geometry, request, index=index, length=0) // block  # rounded up
     return total
+
+
+def most_claims(geometry: CacheGeometry, request: AcquireRequest) -> int:
+    """A number that is at least `empty_pool_claims`, without asking each group."""
+    whole = request.prompt_tokens + request.reserve_tokens
+    return len(geometry.block_sizes) * (whole // min(geometry.block_sizes) + STATE_CLAIMS)
 
 
 def _plan(

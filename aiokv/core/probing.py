@@ -187,9 +187,9 @@ class Prober:
 
     def _probe_both(self, found: FoundInBoth, *, index: int, start: int) -> GroupResidency:
         on_gpu, gpu_slots = found.first
+        if found.second is None:
+            return GroupResidency(on_gpu, gpu_slots, np.zeros(len(on_gpu), np.bool_), gpu_slots, on_gpu)
         on_cpu, cpu_slots = found.second
-        if is_all(on_gpu):
-            return GroupResidency(on_gpu, gpu_slots, on_cpu, cpu_slots, on_gpu)
         if self._without:
             unasked = self._without[index][start : start + len(on_cpu)]
             on_cpu[: len(unasked)] &= ~unasked

@@ -29,7 +29,7 @@ from aiokv.core.slot_counts import SlotTimes
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.keys import BlockKeys
-from aiokv.model.plan import DeferReason, Deferred, Found, Outcome
+from aiokv.model.plan import DeferReason, Deferred, Outcome
 from aiokv.model.spec import CacheGeometry
 
 __all__ = ["SCAN_LIMIT", "Outbox", "World"]
@@ -239,7 +239,7 @@ class World:
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
         """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""
         if self.cpu is None:
-            return FoundInBoth(self.gpu.find(keys, group), Found(np.zeros(len(keys), bool), np.zeros(len(keys), int)))
+            return FoundInBoth(self.gpu.find(keys, group), None)
         return self.gpu.find_in_both(keys, group, second=self.cpu)
 
     def note_moves(self, count: int) -> None:

@@ -13,6 +13,7 @@ from aiokv.core.index import SlotIndex
 from aiokv.core.index_table import SlotTable
 from aiokv.errors import UsageError
 from aiokv.model.ids import DigestArray, IntArray, Tier
+from aiokv.model.plan import Found
 
 FIRST, SECOND = 24, 40
 """Slots of the tiers; a table for both has 32 buckets."""
@@ -81,7 +82,8 @@ class Tiers:
 
     def check(self) -> None:
         both = self.first.find_in_both(self.keys, 0)
-        for tier, joint in ((Tier.GPU, both.first), (Tier.CPU, both.second)):
+        nothing = Found(np.zeros(len(self.keys), np.bool_), np.zeros(len(self.keys), np.int64))
+        for tier, joint in ((Tier.GPU, both.first), (Tier.CPU, both.second or nothing)):
             index, held = self.index(tier), self.held[tier]
             lacking = {p: s for p, s in held.items() if tier is Tier.GPU or p not in self.held[Tier.GPU]}
             for found, expected in ((joint, lacking), (index.find(self.keys, 0), held)):

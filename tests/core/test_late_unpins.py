@@ -94,11 +94,11 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "unregister": lambda left: left.pool.unregister(left.held).keys.tolist(),
 }
 UNTOUCHED = {
-    "begin_moment", "capacity", "claimed_count", "epoch", "may_have_come",
+    "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "may_have_come",
     "peek_counts", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip
-"""Those that no dropped pin changes, and the one that tells as much."""
+"""Those that no dropped pin changes, the one that tells as much, and what asks two pools as `find` asks one."""
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["of this epoch", "stale"])
