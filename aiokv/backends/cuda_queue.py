@@ -24,6 +24,10 @@ __all__ = ["Piece", "StreamQueue"]
 
 _MOST_OPS: Final = 512
 """Entries of the stream's queue at most: at about a thousand a driver makes who submits wait."""
+_OPS_WHEN_REFILLED: Final = 256
+"""Who has found it full comes back when so many are left: then there is room for many batches, and those who wait for
+the ends of others are disturbed once for all of them.
+"""
 _EVENT_OPS: Final = 2
 _FEWEST_COPIES: Final = 256
 """So many go in one call however long it takes, and tell how long more would."""
@@ -109,10 +113,11 @@ class StreamQueue:
 
     def has_room(self, copies: int, *, fences: int = 0) -> bool:
         """Whether so many copies of one call, and waits, fit in. An empty queue takes whatever comes."""
-        ops = self._copier.ops(copies) + _EVENT_OPS + fences
-        if self._ops and self._ops + ops > _MOST_OPS:
-            self._reap()
-        return not self._ops or self._ops + ops <= _MOST_OPS
+        return self._has_room(copies, fences=fences, most=_MOST_OPS)
+
+    def is_drained(self, copies: int, *, fences: int = 0) -> bool:
+        """Whether they fit in, and many more with them."""
+        return self._has_room(copies, fences=fences, most=_OPS_WHEN_REFILLED)
 
     def is_empty(self) -> bool:
         """Whether all pieces are over."""
@@ -149,6 +154,12 @@ class StreamQueue:
             self._driver.destroy_stream(self.handle)
 
     # Helpers.
+
+    def _has_room(self, copies: int, *, fences: int, most: int) -> bool:
+        ops = self._copier.ops(copies) + _EVENT_OPS + fences
+        if self._ops and self._ops + ops > most:
+            self._reap()
+        return not self._ops or self._ops + ops <= most
 
     def _add(self, piece: Piece) -> Piece:
         self._ops += piece.ops

@@ -212,10 +212,11 @@ class CopyStream:
 
     def _await_room(self, copies: int, *, fences: int = 0) -> bool:
         """Whether there is room now; not so once the thread is to end or the context is lost."""
-        pause_s = _PAUSE_S
+        pause_s, has_room = _PAUSE_S, self._queue.has_room
         while not self._is_over_with():
-            if self._queue.has_room(copies, fences=fences):
+            if has_room(copies, fences=fences):
                 return True
+            has_room = self._queue.is_drained
             self._stop.wait(pause_s)
             pause_s = min(2 * pause_s, _LONG_PAUSE_S)
         return False

@@ -6,7 +6,8 @@ millisecond, then at doubling intervals up to 2 ms. With nothing in flight no ti
 doorbell is not polled.
 
 A head begins when the one before it has ended, not when that was seen: otherwise each look of a busy stream would come
-later than the one before, by all that the loop does in between.
+later than the one before, by all that the loop does in between. How long it should take is asked when it begins: what
+was known when it was submitted, behind hundreds of others, may be nothing.
 
 Rules: a tick ends one event, and more as long as they are at most `TICK_COMPLETIONS` and of `TICK_BLOCKS` blocks
 together, then lets the loop turn; it never waits.
@@ -49,7 +50,7 @@ class Watched:
     """One submitted batch: its event, how long it should take once it is the head, and who is told of its end."""
 
     event: DeviceEvent
-    expected_s: float
+    expected_s: Callable[[], float]
     on_end: Callable[[EventStatus, str], None]
     num_blocks: int = 1
 
@@ -68,6 +69,7 @@ class Bridge:
     __slots__ = (
         "_alarm_at",
         "_begun_at",
+        "_expected_s",
         "_is_closed",
         "_is_paused",
         "_loop",
@@ -89,6 +91,8 @@ class Bridge:
         """When the timer goes off, by the monotonic clock."""
         self._begun_at = dict.fromkeys(Direction, -math.inf)
         """When the head of each stream began, as far as is known."""
+        self._expected_s = dict.fromkeys(Direction, 0.0)
+        """How long it should take."""
         self._running_at = dict.fromkeys(Direction, -math.inf)
         """When it was last seen to be running."""
         self._misses = 0
@@ -111,7 +115,8 @@ class Bridge:
         if len(stream) == 1:
             self._misses = 0
             self._begun_at[direction] = time.monotonic()
-            self._arm(_clamped(watched.expected_s))
+            self._expected_s[direction] = _estimate(watched)
+            self._arm(_clamped(self._expected_s[direction]))
 
     def ring(self) -> None:
         """Something may have ended: look in the loop's next turn."""
@@ -177,19 +182,23 @@ class Bridge:
                 watched = stream.popleft()
                 ended += 1
                 budget = budget - cost if status is EventStatus.DONE else 0.0
-                self._begun_at[direction] = self._find_end(direction, watched)
+                self._begun_at[direction] = self._find_end(direction)
+                if stream:
+                    self._expected_s[direction] = _estimate(stream[0])
                 watched.on_end(status, detail)
         return _Look(ended, is_full=False)
 
-    def _find_end(self, direction: Direction, watched: Watched) -> float:
+    def _find_end(self, direction: Direction) -> float:
         """When a head has ended that is seen to have: as expected, but after it was last seen to be running."""
-        expected = self._begun_at[direction] + watched.expected_s
+        expected = self._begun_at[direction] + self._expected_s[direction]
         return min(max(expected, self._running_at[direction]), time.monotonic())
 
     def _first_delay(self) -> float:
         """Until one of the heads is expected to be done."""
         at = min(
-            self._begun_at[direction] + stream[0].expected_s for direction, stream in self._streams.items() if stream
+            self._begun_at[direction] + self._expected_s[direction]
+            for direction, stream in self._streams.items()
+            if stream
         )
         return _clamped(at - time.monotonic())
 
@@ -226,6 +235,14 @@ def _ask(event: DeviceEvent) -> tuple[EventStatus, str]:
         return status, "" if status is EventStatus.PENDING else event.detail()
     except Exception as error:
         return EventStatus.LOST, f"its event could not be asked: {error!r}"
+
+
+def _estimate(watched: Watched) -> float:
+    """What a batch should take; no time where nobody can tell: it is looked for soon, and then seldom."""
+    try:
+        return watched.expected_s()
+    except Exception:
+        return 0.0
 
 
 def _cost_of(watched: Watched) -> int:

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, final
 
 from aiokv.backends.base import Backend, DeviceEvent, EventStatus
@@ -256,7 +257,6 @@ class TransferRunner:
         self._stats.queue_wait_seconds[transfer.direction].observe(started - queued_at)
         try:
             num_bytes = len(batch) * self._backend.block_bytes(group)
-            expected = self._backend.eta_seconds(transfer.direction, num_bytes)
             event = self._backend.submit(batch)
         except Exception as error:
             self._end_refused(transfer, error)
@@ -270,7 +270,8 @@ class TransferRunner:
         def on_end(status: EventStatus, detail: str) -> None:
             self._end_locally(running, status=status, detail=detail)
 
-        watched = Watched(event=event, expected_s=expected, on_end=on_end, num_blocks=len(transfer))
+        expected_s = partial(self._backend.eta_seconds, transfer.direction, num_bytes)
+        watched = Watched(event=event, expected_s=expected_s, on_end=on_end, num_blocks=len(transfer))
         self._bridge.watch(transfer.direction, watched)
         if self._outlet.remote_ranks:
             self._outlet.put(RankTransfer(transfer_id=transfer.transfer_id, batch=batch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import final
 
 import pytest
@@ -62,7 +63,7 @@ class Scene:
             direction,
             Watched(
                 event=watched,
-                expected_s=expected_s,
+                expected_s=lambda: expected_s,
                 on_end=lambda status, detail: self.ended.append((watched, status, detail)),
                 num_blocks=num_blocks,
             ),
@@ -233,7 +234,7 @@ async def test_an_end_that_is_followed_by_a_new_copy_does_not_stop_the_polling(s
     def start_another(status: EventStatus, detail: str) -> None:
         chain.append(len(chain))
         if len(chain) < 50:
-            watched = Watched(event=ScriptedEvent(EventStatus.DONE), expected_s=0.0, on_end=start_another)
+            watched = Watched(event=ScriptedEvent(EventStatus.DONE), expected_s=lambda: 0.0, on_end=start_another)
             scene.bridge.watch(Direction.STORE, watched)
 
     start_another(EventStatus.DONE, "")
@@ -388,7 +389,8 @@ async def test_the_looks_of_a_busy_stream_do_not_come_later_and_later(
         def on_end(_status: EventStatus, _detail: str, *, done_at: float = event.done_at) -> None:
             seen_after.append(clock[0] - done_at)
 
-        watched = Watched(event=event, expected_s=COPY_S * wrong_by[place % 2], on_end=on_end)
+        expected_s = COPY_S * wrong_by[place % 2]
+        watched = Watched(event=event, expected_s=partial(float, expected_s), on_end=on_end)
         bridge.watch(Direction.LOAD, watched)
     while bridge.in_flight:
         clock[0] += timers[0].delay_s + LATE_S
@@ -396,3 +398,35 @@ async def test_the_looks_of_a_busy_stream_do_not_come_later_and_later(
     assert len(seen_after) == COPIES
     assert max(seen_after) <= COPY_S
     assert sum(seen_after) / COPIES <= 4 * LATE_S
+
+
+async def test_how_long_a_copy_takes_is_asked_when_it_begins_not_when_it_is_submitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind the first copy, whose time nobody knew, the others are looked for when they are due, and not before."""
+    clock, known_s, looks = [0.0], [0.0], [0]
+    timers: list[ManualTimer] = []
+
+    def make_timer(_loop: object, callback: Callable[[], None]) -> ManualTimer:
+        timers.append(ManualTimer(callback))
+        return timers[0]
+
+    def learn(_status: EventStatus, _detail: str) -> None:
+        known_s[0], looks[0] = COPY_S, 0
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(bridge_module, "make_timer", make_timer)
+    bridge = Bridge(asyncio.get_running_loop(), wake_mode=WakeMode.POLL, stats=Stats())
+    for place in range(3):
+        event = TimedEvent(clock, done_at=(place + 1) * COPY_S)
+        bridge.watch(Direction.LOAD, Watched(event=event, expected_s=lambda: known_s[0], on_end=learn))
+    seen = []
+    while bridge.in_flight:
+        before = bridge.in_flight
+        clock[0] += timers[0].delay_s
+        timers[0].callback()
+        looks[0] += 1
+        if bridge.in_flight < before:
+            seen.append(looks[0])
+    assert len(seen) == 3
+    assert seen[2] == 1, "the third one is asked once"

@@ -65,7 +65,7 @@ class BrokenBackend(NoStreams):
     def submit(self, batch: CopyBatch) -> DeviceEvent:
         self._raise_at("submit")
         event = self._fake.submit(batch)
-        return BrokenEvent(self._where) if self.breaks else event
+        return BrokenEvent(self._where) if self.breaks and self._where != "estimate" else event
 
     def block_bytes(self, group: str) -> int:
         self._raise_at("block bytes")
@@ -94,7 +94,7 @@ async def broken_at(where: str) -> AsyncIterator[tuple[KVRuntime, BrokenBackend]
         yield kv, backend
 
 
-LOSING = ["submit", "block bytes", "estimate", "query", "no status", "detail"]
+LOSING = ["submit", "block bytes", "query", "no status", "detail"]
 
 
 @pytest.mark.parametrize("where", LOSING)
@@ -116,6 +116,16 @@ async def test_a_backend_that_raises_has_lost_its_copies_and_serving_goes_on(
         assert kv.snapshot().gpu.quarantined == 2
     assert "backend is lost" in caplog.text
     assert "Fault" in caplog.text or where == "no status"
+
+
+async def test_a_backend_that_cannot_tell_how_long_a_copy_takes_loses_nothing() -> None:
+    async with broken_at("estimate") as (kv, backend):
+        backend.breaks = True
+        lease = await asyncio.wait_for(kv.acquire("request", prompt(2)), 10.0)
+        assert lease.delivered.cpu_tokens == 2 * BLOCK
+        lease.finish()
+        await asyncio.wait_for(kv.drain(), 10.0)
+        assert_nothing_held(kv)
 
 
 async def test_a_lease_is_handed_out_although_the_backend_raises_under_its_admission() -> None:

@@ -17,10 +17,11 @@ from aiokv.backends.cuda_driver import CudaDriver
 from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 
-__all__ = ["BenchDevice", "DeviceRows", "DriverKind", "find_driver"]
+__all__ = ["BenchDevice", "DeviceRows", "DriverKind", "find_driver", "load_fake_driver"]
 
 _LIBRARY: Final = "libcuda.so.1"
-_CHECKOUT: Final = Path(aiokv.__file__).parents[1]
+CHECKOUT: Final = Path(aiokv.__file__).parents[1]
+"""Where the tests would be."""
 _FAKE_PACKAGE: Final = "tests.fakecuda"
 
 
@@ -36,26 +37,30 @@ def find_driver() -> DriverKind:
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:
-        _load_fake()
+        load_fake_driver(why=f"there is no CUDA driver ({_LIBRARY})")
         return DriverKind.FAKE
     if hasattr(library, "fake_reset"):
-        _load_fake()
+        load_fake_driver(why="")
         return DriverKind.FAKE
     return DriverKind.CUDA
 
 
-def _load_fake() -> None:
-    """Build it and load it, before the bindings look for a driver; as new, if it was used before."""
-    if not (_CHECKOUT / _FAKE_PACKAGE.replace(".", "/") / "__init__.py").is_file():
-        raise ConfigError(f"there is no CUDA driver ({_LIBRARY}), and no checkout with a fake one")
-    if str(_CHECKOUT) not in sys.path:
-        sys.path.append(str(_CHECKOUT))
+def load_fake_driver(*, why: str) -> Any:  # noqa: ANN401  # the `FakeDriver` of the checkout's tests
+    """Build it and load it, before the bindings look for a driver; as new, if it was used before.
+
+    `ConfigError` where that cannot be, behind `why` it is needed.
+    """
+    if not (CHECKOUT / _FAKE_PACKAGE.replace(".", "/") / "__init__.py").is_file():
+        raise ConfigError(f"{why}, and no checkout with a fake one")
+    if str(CHECKOUT) not in sys.path:
+        sys.path.append(str(CHECKOUT))
     package = import_module(_FAKE_PACKAGE)
     try:
         driver = package.FakeDriver.load()
     except package.NoCompiler as error:
-        raise ConfigError(f"there is no CUDA driver ({_LIBRARY}), and the fake one cannot be built: {error}") from error
+        raise ConfigError(f"{why}, and the fake one cannot be built: {error}") from error
     driver.reset()
+    return driver
 
 
 @final
@@ -87,6 +92,13 @@ class BenchDevice:
             address = int(self.call("cuMemAlloc", content.nbytes))
             self.call("cuMemcpyHtoD", address, np.ascontiguousarray(content).ctypes.data, content.nbytes)
         return DeviceRows(address, blocks=content.shape[0], num_bytes=content.shape[1])
+
+    def read(self, rows: DeviceRows, *, like: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """All bytes of a tensor, in the shape of `like`. Nothing may write them meanwhile."""
+        content = np.empty_like(like)
+        with self.driver.current():
+            self.call("cuMemcpyDtoH", content.ctypes.data, rows.address, content.nbytes)
+        return content
 
     def call(self, api: str, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the bindings take and give
         """One call, which must succeed."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiokv.backends.base import EventStatus
+from aiokv.cli.bench import device
 from aiokv.cli.bench.bridge.clocked import ClockedBackend
 from aiokv.cli.bench.bridge.rounds import opened_crowd
 from aiokv.cli.bench.bridge.runner import complaints_about
@@ -17,20 +20,72 @@ from aiokv.cli.bench.bridge.settings import BridgeSettings
 from aiokv.model.ids import Direction
 from tests.backends.support import load
 from tests.cli.test_main import run
+from tests.fakecuda import FakeDriver, NoCompiler
 
 
-def test_as_many_are_in_flight_as_it_says_and_an_idle_loop_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--in-flight", "1", "--in-flight", "40", "--completions", "25", "--repeats", "2", "--copy-us", "500")
-    assert run("bench", "bridge", *arguments, "--idle-ms", "50", "--json") in {0, 1}  # a busy machine has late loops
-    report = json.loads(capsys.readouterr().out)
-    assert (report["schema_version"], report["driver"]) == (1, "clocked")
+@pytest.fixture
+def fake_device() -> Iterator[FakeDriver]:
+    """The command finds the fake driver by itself; afterwards nobody finds it by chance."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
+    try:
+        driver = FakeDriver.load()
+    except NoCompiler as reason:
+        pytest.skip(str(reason))
+    yield driver
+    assert driver.drain()
+    assert driver.violations() == []
+    driver.reset()
+    driver.hide()
+
+
+def measured(capsys: pytest.CaptureFixture[str], *, backend: str) -> dict[str, Any]:
+    few = ("--in-flight", "1", "--in-flight", "40", "--completions", "25", "--repeats", "2", "--copy-us", "500")
+    arguments = (*few, "--idle-ms", "50", "--backend", backend, "--json")
+    assert run("bench", "bridge", *arguments) in {0, 1}  # a busy machine has late loops
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def check(report: dict[str, Any], *, driver: str) -> None:
+    assert (report["schema_version"], report["driver"]) == (2, driver)
     assert [case["in_flight"] for case in report["cases"]] == [1, 40]
     for case in report["cases"]:
         assert case["completions"] == 50
         assert case["least_in_flight"] == case["in_flight"]
-        assert 0.0 <= case["latency_us"]["p10"] <= case["latency_us"]["median"] <= case["latency_us"]["p90"]
+        assert 0.0 < case["latency_us"]["p50"] <= case["latency_us"]["p90"] <= case["latency_us"]["p99"]
+        assert 0.0 < case["loop_share"] <= 1.0
     assert report["idle"]["polls"] == 0
+    assert report["idle"]["loop_share"] < min(case["loop_share"] for case in report["cases"])
     assert report["ratio"] > 0.0
+
+
+def test_as_many_are_in_flight_as_it_says_and_an_idle_loop_sleeps(capsys: pytest.CaptureFixture[str]) -> None:
+    report = measured(capsys, backend="clocked")
+    check(report, driver="clocked")
+    assert [case["timed"] for case in report["cases"]] == [50, 50]
+
+
+def test_the_cuda_backend_is_measured_on_the_fake_driver(
+    capsys: pytest.CaptureFixture[str], fake_device: FakeDriver
+) -> None:
+    """The ends of nearly all copies are seen; where the loop came too late to see one, that is no latency."""
+    report = measured(capsys, backend="auto")
+    check(report, driver="fake")
+    assert min(case["timed"] for case in report["cases"]) >= 25
+    assert fake_device.calls("cuMemcpyBatchAsync") > 100
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_without_a_fake_driver_a_clock_is_measured_and_cuda_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where aiokv is installed from a wheel."""
+    monkeypatch.setattr(device, "CHECKOUT", tmp_path)
+    assert measured(capsys, backend="auto")["driver"] == "clocked"
+    assert run("bench", "bridge", "--backend", "cuda", "--json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "need the fake CUDA driver of a checkout" in " ".join(captured.err.split())
 
 
 def figures(*, ratio: float = 1.0, polls: int = 0) -> dict[str, Any]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from aiokv.backends.base import EventStatus
+from aiokv.backends.cuda_batch import BatchCopier
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.copy.runner import complaints_about
 from aiokv.cli.bench.copy.settings import Adjacency
 from aiokv.cli.bench.copy.world import opened_world
 from aiokv.model.ids import Direction
 from tests.cli.test_main import run
+from tests.fakecuda import FakeDriver, NoCompiler
 
 CASES = {
     (direction.value, adjacency.value, size)
@@ -24,15 +27,54 @@ CASES = {
 
 
 def test_each_case_is_told_and_every_byte_arrives(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--block-bytes", "4096", "--block-bytes", "1000", "--mib", "1", "--repeats", "2")
+    arguments = ("--block-bytes", "4096", "--block-bytes", "1000", "--mib", "1", "--repeats", "2", "--backend", "host")
     assert run("bench", "copy", *arguments, "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["schema_version"], report["ok"], report["driver"]) == (1, True, "host")
+    assert (report["schema_version"], report["ok"], report["driver"]) == (2, True, "host")
     assert {(case["direction"], case["slots"], case["block_bytes"]) for case in report["cases"]} == CASES
     for case in report["cases"]:
         assert case["wrong_blocks"] == 0
         assert 0.0 < case["ratio"]["p10"] <= case["ratio"]["median"] <= case["ratio"]["p90"]
         assert case["shared_python"]["median"] > 0.0, "the other thread has made no progress: the GIL was held"
+
+
+@pytest.fixture
+def fake_device() -> Iterator[FakeDriver]:
+    """The command finds the fake driver by itself; afterwards nobody finds it by chance."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
+    try:
+        driver = FakeDriver.load()
+    except NoCompiler as reason:
+        pytest.skip(str(reason))
+    yield driver
+    assert driver.drain()
+    assert driver.violations() == []
+    driver.reset()
+    driver.hide()
+
+
+ON_DEVICE = ("--block-bytes", "4096", "--block-bytes", "1000", "--mib", "1", "--repeats", "2")
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_on_a_device_each_case_is_told_and_every_byte_arrives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench", "copy", *ON_DEVICE, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema_version"], report["ok"], report["driver"]) == (2, True, "fake")
+    assert {(case["direction"], case["slots"], case["block_bytes"]) for case in report["cases"]} == CASES
+    for case in report["cases"]:
+        assert case["wrong_blocks"] == 0
+        assert 0.0 < case["ratio"]["p10"] <= case["ratio"]["median"] <= case["ratio"]["p90"]
+
+
+@pytest.mark.usefixtures("fake_device")
+def test_on_a_device_a_copy_that_is_not_made_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(BatchCopier, "enqueue", lambda _copier, _copies, *, stream: None)
+    assert run("bench", "copy", *ON_DEVICE, "--json", "--backend", "cuda") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert min(case["wrong_blocks"] for case in report["cases"]) > 0
 
 
 @pytest.mark.parametrize(("size", "why"), [("63", "64"), (str(2 << 20), "no more than the 1 MiB")])

@@ -79,6 +79,13 @@ class ClockedBackend(NoStreams):
         for event in self.events:
             event.done_at = min(event.done_at, now)
 
+    def watch(self, place: int) -> None:
+        """The end of every copy is known."""
+
+    def done_at(self, place: int) -> float | None:
+        """See `PacedBackend`."""
+        return self.events[place].done_at
+
     def open(self, layout: BackendLayout) -> None:
         """There is nothing to open."""
 

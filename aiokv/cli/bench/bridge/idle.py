@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
 from dataclasses import dataclass
 
 from aiokv import KVRuntime
@@ -20,17 +21,20 @@ class Idle:
     """Looks of the bridge, as the runtime's own metric counts them."""
     wakeups: int
     """How often the thread slept and was woken, as the system counts it; the end of the silence is one."""
+    loop_s: float
+    """CPU time of the loop's thread."""
 
 
 async def listen_to_idle(kv: KVRuntime, *, seconds: float) -> Idle:
     """Wait until nothing is in flight, then let time pass."""
     await kv.drain()
-    polls, wakeups = _polls(kv), _wakeups()
+    polls, wakeups, began = _polls(kv), _wakeups(), time.thread_time()
     loop = asyncio.get_running_loop()
     over = loop.create_future()
     loop.call_later(seconds, over.set_result, None)
     await over
-    return Idle(seconds=seconds, polls=_polls(kv) - polls, wakeups=_wakeups() - wakeups)
+    loop_s, wakeups = time.thread_time() - began, _wakeups() - wakeups
+    return Idle(seconds=seconds, polls=_polls(kv) - polls, wakeups=wakeups, loop_s=loop_s)
 
 
 def _polls(kv: KVRuntime) -> int:

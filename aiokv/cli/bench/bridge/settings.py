@@ -6,13 +6,25 @@ from dataclasses import dataclass
 from typing import Final
 
 from aiokv.errors import ConfigError
+from aiokv.model.ids import KeyEnum
 
-__all__ = ["BUDGET", "BridgeSettings"]
+__all__ = ["BUDGET", "BridgeSettings", "Device"]
 
 BUDGET: Final = 1.3
 """The median with most in flight is no more than so many times that with fewest."""
 
 _IN_FLIGHT: Final = (1, 100, 10_000)
+
+
+class Device(KeyEnum):
+    """Whose copies are waited for."""
+
+    AUTO = "auto"
+    """The fake driver of a checkout, or else a clock."""
+    CUDA = "cuda"
+    """The CUDA backend on the fake driver of a checkout, where copies take as long as they are told to."""
+    CLOCKED = "clocked"
+    """Copies that are nothing but times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +35,13 @@ class BridgeSettings:
     """Transfers in flight, each size in turn; one request waits for each."""
     completions: int = 200
     """Measured, for each size in each repeat."""
-    repeats: int = 3
+    repeats: int = 5
     copy_us: int = 4_000
     """What one transfer takes on its stream; the device's own estimate is right."""
     idle_ms: int = 500
     """How long is listened whether a runtime without transfers wakes its thread."""
+
+    device: Device = Device.AUTO
 
     def __post_init__(self) -> None:
         if not self.in_flight or min(self.in_flight) < 1:

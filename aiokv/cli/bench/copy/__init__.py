@@ -1,6 +1,7 @@
-"""`aiokv bench copy`: how fast blocks are copied between the tiers, beside one plain memcpy in the same run.
+"""`aiokv bench copy`: how fast blocks are copied between the tiers, beside one plain copy in the same run.
 
 `command.py` the options · `settings.py` sizes, and how slots lie · `world.py` memory, copies, and what they left ·
+`on_device.py` the same on a CUDA device ·
 `runner.py` all cases, and the verdict.
 """
 

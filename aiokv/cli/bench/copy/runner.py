@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiokv.cli.bench.copy.on_device import measure_on_device
 from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, Adjacency, CopySettings
 from aiokv.cli.bench.copy.world import ROOM, CopyWorld, Shared, Took, opened_world
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
+from aiokv.cli.bench.movers import Driver, find_device
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
@@ -17,7 +19,7 @@ from aiokv.model.ids import Direction
 
 __all__ = ["SCHEMA_VERSION", "complaints_about", "copy"]
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _CASES: Final = tuple((direction, adjacency) for direction in Direction for adjacency in Adjacency)
 
 
@@ -33,17 +35,21 @@ class _Seen:
 
 def copy(settings: CopySettings) -> BenchReport:
     """Run it, with a progress bar on stderr."""
-    require_memory(2 * ROOM * settings.round_bytes, what=f"the arenas for {settings.round_mib:,} MiB")
+    driver = find_device(settings.driver)
+    require_memory(
+        (2 if driver is None else 4) * ROOM * settings.round_bytes, what=f"the arenas for {settings.round_mib:,} MiB"
+    )
     with new_still_progress() as progress:
         task = progress.add_task("copy", total=len(settings.block_bytes) * (1 + settings.repeats))
         cases: list[Mapping[str, Any]] = []
         for size in settings.block_bytes:
-            cases += _measure_size(size, settings, step=lambda: progress.update(task, advance=1, refresh=True))
+            measure = _measure_size if driver is None else measure_on_device
+            cases += measure(size, settings, step=lambda: progress.update(task, advance=1, refresh=True))
     return BenchReport(
         benchmark="copy",
         schema_version=SCHEMA_VERSION,
         figures={
-            "driver": "host",
+            "driver": Driver.HOST.value if driver is None else driver.value,
             "gc": "off",
             "repeats": settings.repeats,
             "round_bytes": settings.round_bytes,
@@ -102,7 +108,7 @@ def complaints_about(cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     slow = [
         f"{_name(case)}: {case['best_ratio']} of a plain memcpy, not {BUDGET}"
         for case in cases
-        if case["block_bytes"] >= BUDGET_FROM_BYTES and case["best_ratio"] < BUDGET
+        if case["block_bytes"] >= BUDGET_FROM_BYTES and case.get("best_ratio", BUDGET) < BUDGET
     ]
     return (*wrong, *slow)
 

@@ -23,10 +23,10 @@ from aiokv.model.ids import Direction, SlotArray
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["ROOM", "CopyWorld", "Shared", "Took", "opened_world"]
+__all__ = ["GEOMETRY", "GROUP", "ROOM", "CopyWorld", "Shared", "Took", "opened_world"]
 
 GROUP: Final = "full"
-_GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
+GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
 ROOM: Final = 4
 """The arenas are so many times as large as what a round copies, so that it is not in the processor's caches."""
 _LOOK_S: Final = 200e-6
@@ -132,7 +132,7 @@ def opened_world(*, block_bytes: int, round_bytes: int) -> Iterator[CopyWorld]:
     gpu = np.random.default_rng(1).integers(0, 256, (slots, block_bytes), np.uint8)
     stall = Stall()
     backend = HostBackend(faults=HostFaults(stall={0: stall}))
-    backend.open(Layout(geometry=_GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
+    backend.open(Layout(geometry=GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
     try:
         alone = _queries_per_s(backend, stall)
         for slot in range(slots):

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli.bench.submit.settings import Driver, SubmitSettings
+from aiokv.cli.bench.movers import Driver
+from aiokv.cli.bench.submit.settings import SubmitSettings
 from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]

@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend, DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend
-from aiokv.cli.bench.device import find_driver
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
+from aiokv.cli.bench.movers import Driver, find_device
 from aiokv.cli.bench.report import BenchReport
-from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, Driver, SubmitSettings
+from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, SubmitSettings
 from aiokv.cli.bench.submit.to_device import submit_to_device
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
-from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction, KeyEnum, SlotArray
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
@@ -42,15 +41,8 @@ class _Adjacency(KeyEnum):
 
 def submit(settings: SubmitSettings) -> BenchReport:
     """Run it on what the settings name, with a progress bar on stderr."""
-    if settings.driver is Driver.HOST:
-        return _submit_to_host(settings)
-    try:
-        driver = find_driver()
-    except ConfigError:
-        if settings.driver is Driver.CUDA:
-            raise
-        return _submit_to_host(settings)
-    return submit_to_device(settings, driver=driver)
+    driver = find_device(settings.driver)
+    return _submit_to_host(settings) if driver is None else submit_to_device(settings, driver=driver)
 
 
 def _submit_to_host(settings: SubmitSettings) -> BenchReport:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from aiokv.cli.bench.movers import Driver
 from aiokv.errors import ConfigError
-from aiokv.model.ids import KeyEnum
 
-__all__ = ["SCHEMA_VERSION", "Driver", "SubmitSettings"]
+__all__ = ["SCHEMA_VERSION", "SubmitSettings"]
 
 SCHEMA_VERSION: Final = 2
 
 _COPIES: Final = (64, 512, 2_048, 8_192)
-
-
-class Driver(KeyEnum):
-    """Who moves the bytes."""
-
-    AUTO = "auto"
-    """A CUDA device, the fake driver of a checkout, or else the host: the first that there is."""
-    CUDA = "cuda"
-    """A CUDA device, or the fake driver of a checkout."""
-    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,31 @@
+"""Who moves the bytes of a benchmark of copies."""
+
+from __future__ import annotations
+
+from aiokv.cli.bench.device import DriverKind, find_driver
+from aiokv.errors import ConfigError
+from aiokv.model.ids import KeyEnum
+
+__all__ = ["Driver", "find_device"]
+
+
+class Driver(KeyEnum):
+    """Who moves the bytes."""
+
+    AUTO = "auto"
+    """A CUDA device, the fake driver of a checkout, or else the host: the first that there is."""
+    CUDA = "cuda"
+    """A CUDA device, or the fake driver of a checkout."""
+    HOST = "host"
+
+
+def find_device(driver: Driver) -> DriverKind | None:
+    """What answers where a device is meant, None for the host; `ConfigError` says what a device that must be misses."""
+    if driver is Driver.HOST:
+        return None
+    try:
+        return find_driver()
+    except ConfigError:
+        if driver is Driver.CUDA:
+            raise
+        return None
