@@ -121,6 +121,7 @@ class Offloader:
             stats=self.stats,
             fencing=self.fencing,
             make_timer=partial(LoopTimer, self.loop),
+            schedule=self.schedule,
             on_progress=self.progress,
         )
 
@@ -194,8 +195,7 @@ class Offloader:
     def when_drained(self) -> asyncio.Future[None]:
         """A future of the caller's own that is done when nothing is queued, sliced or running."""
         future = self.loop.create_future()
-        self._drained = [waiting for waiting in self._drained if not waiting.done()]  # forget who gave up
-        self._drained.append(future)
+        self._drained = [*(waiting for waiting in self._drained if not waiting.done()), future]  # who gave up is gone
         self.progress()
         return future
 
@@ -245,10 +245,12 @@ class Offloader:
         else:
             self.schedule(self._serve)
 
-    def schedule(self, step: Callable[[], object]) -> None:
-        """Run `step` in the loop's next turn, once however often it is asked for; never in a loop that has ended."""
-        if step not in self._scheduled and not self._is_detached and not self.loop.is_closed():
+    def schedule(self, step: Callable[[], object]) -> bool:
+        """Run `step` in the loop's next turn, once however often it is asked for; False in a loop that has ended."""
+        is_turning = not self._is_detached and not self.loop.is_closed()
+        if is_turning and step not in self._scheduled:
             self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
+        return is_turning
 
     def serve_soon(self) -> None:
         """Somebody left the queue: its new head may be served."""
@@ -301,9 +303,8 @@ class Offloader:
     def detach(self) -> None:
         """The loop will not turn any more: stop timers and readers, do what is left inline."""
         self._is_detached = True
-        for handle in self._scheduled.values():
-            handle.cancel()
-        self._scheduled.clear()
+        while self._scheduled:
+            self._scheduled.popitem()[1].cancel()
         self.clock.stop()
         self.bridge.close()
         self.leaks.close()

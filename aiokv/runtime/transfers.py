@@ -106,6 +106,7 @@ class TransferRunner:
         "_report",
         "_retry",
         "_running",
+        "_schedule",
         "_stats",
     )
 
@@ -119,6 +120,7 @@ class TransferRunner:
         stats: Stats,
         fencing: Fencing,
         make_timer: Callable[[Callable[[], None]], Timer],
+        schedule: Callable[[Callable[[], object]], bool],
         on_progress: Callable[[], None],
     ) -> None:
         self._core = core
@@ -127,6 +129,7 @@ class TransferRunner:
         self._outlet = outlet
         self._stats = stats
         self._on_progress = on_progress
+        self._schedule = schedule
         self._fencing = fencing
         self._retry = make_timer(self._carry_on)
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
@@ -299,8 +302,10 @@ class TransferRunner:
         for rank in self._outlet.local_ranks:
             self._core.report(transfer.transfer_id, rank, outcome, corrupt=copies)
         self._end_if_reported(running)
-        self._submit_queued(transfer.direction)
         self._on_progress()
+        # Whoever waits for these copies goes on first: to submit others may take as long as to end many.
+        if self._queues[transfer.direction] and not self._schedule(self._carry_on):
+            self._submit_queued(transfer.direction)
 
     def _end_if_reported(self, running: _Running) -> None:
         """Let go of a transfer, and make room in its stream, once the last rank has reported it."""

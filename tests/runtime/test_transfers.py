@@ -91,6 +91,29 @@ async def test_a_queued_load_that_nobody_waits_for_any_more_is_never_submitted()
         await assert_all_given_back(case)
 
 
+async def test_who_waits_for_a_copy_goes_on_before_others_are_submitted() -> None:
+    asyncio.get_running_loop().set_debug(False)
+    count = STREAM_DEPTH + 1
+    async with opened(gpu_blocks=2 * count + 1, cpu_blocks=count) as case:
+        for seed in range(count):
+            make_resident(case.kv, prompt(1, seed=seed), {GROUP: "c"})
+        first, *others = [granted(case.kv, prompt(1, seed=seed)) for seed in range(count)]
+
+        async def count_submitted() -> int:
+            await first.ready()
+            return len(case.backend.history)
+
+        waiting = asyncio.create_task(count_submitted())
+        await turns(3)
+        case.backend.complete()
+        assert await waiting == STREAM_DEPTH
+        await until(lambda: len(case.backend.history) == count)
+        for lease in (first, *others):
+            lease.release()
+        await finish_copies(case)
+        await assert_all_given_back(case)
+
+
 # Refused, failed, lost.
 
 
