@@ -1,14 +1,18 @@
-"""A fake peer, made as a test wants it."""
+"""What the benchmarks are tested on: a fake peer, made as a test wants it, and the fake driver."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.bench.fake_peer import AGES, FAKE, GREET, Fake
+from tests.fakecuda import FakeDriver
+from tests.fakecuda.fixtures import fake_driver
+
+__all__ = ["fake_driver"]
 
 
 @pytest.fixture
@@ -28,3 +32,11 @@ def fake(tmp_path: Path) -> Callable[..., Fake]:
         return made
 
     return make
+
+
+@pytest.fixture
+def fake_device(fake_driver: FakeDriver) -> Iterator[FakeDriver]:
+    """The fake driver, which a command finds by itself; a test that ends with violations fails."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
+    yield fake_driver
+    assert fake_driver.violations() == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,7 @@ from aiokv.cli.bench.bridge.settings import BridgeSettings
 from aiokv.model.ids import Direction
 from tests.backends.support import load
 from tests.cli.test_main import run
-from tests.fakecuda import FakeDriver, NoCompiler
-
-
-@pytest.fixture
-def fake_device() -> Iterator[FakeDriver]:
-    """The command finds the fake driver by itself; afterwards nobody finds it by chance."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
-    try:
-        driver = FakeDriver.load()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
-    yield driver
-    assert driver.drain()
-    assert driver.violations() == []
-    driver.reset()
-    driver.hide()
+from tests.fakecuda import FakeDriver
 
 
 def measured(capsys: pytest.CaptureFixture[str], *, backend: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from aiokv.cli.bench.copy.settings import Adjacency
 from aiokv.cli.bench.copy.world import opened_world
 from aiokv.model.ids import Direction
 from tests.cli.test_main import run
-from tests.fakecuda import FakeDriver, NoCompiler
 
 CASES = {
     (direction.value, adjacency.value, size)
@@ -36,21 +34,6 @@ def test_each_case_is_told_and_every_byte_arrives(capsys: pytest.CaptureFixture[
         assert case["wrong_blocks"] == 0
         assert 0.0 < case["ratio"]["p10"] <= case["ratio"]["median"] <= case["ratio"]["p90"]
         assert case["shared_python"]["median"] > 0.0, "the other thread has made no progress: the GIL was held"
-
-
-@pytest.fixture
-def fake_device() -> Iterator[FakeDriver]:
-    """The command finds the fake driver by itself; afterwards nobody finds it by chance."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
-    try:
-        driver = FakeDriver.load()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
-    yield driver
-    assert driver.drain()
-    assert driver.violations() == []
-    driver.reset()
-    driver.hide()
 
 
 ON_DEVICE = ("--block-bytes", "4096", "--block-bytes", "1000", "--mib", "1", "--repeats", "2")

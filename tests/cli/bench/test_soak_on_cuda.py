@@ -14,9 +14,6 @@ from aiokv.backends.cuda_events import CudaFence
 from aiokv.backends.cuda_session import CudaSession
 from tests.cli.test_main import run
 from tests.fakecuda import FakeDriver
-from tests.fakecuda.fixtures import fake_driver
-
-__all__ = ["fake_driver"]
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
 ZEROS = ("leases", "pins", "reservations", "orphans", "hints", "violations", "corrupt", "errors", "hung", "leaked")

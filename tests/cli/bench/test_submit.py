@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,7 +11,6 @@ from aiokv.backends.cuda_batch import BatchCopier
 from aiokv.backends.cuda_completion import CudaEvent
 from aiokv.model.plan import CopyBatch
 from tests.cli.test_main import run
-from tests.fakecuda import FakeDriver, NoCompiler
 
 
 def test_each_size_is_told_in_both_directions(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,20 +28,6 @@ def test_each_size_is_told_in_both_directions(capsys: pytest.CaptureFixture[str]
     for case in report["cases"]:
         assert case["us"]["median"] == pytest.approx(case["copies"] * case["us_per_block"], rel=0.01)
         assert case["us"]["median"] > 0.0
-
-
-@pytest.fixture
-def fake_device() -> Iterator[None]:
-    """The command finds the fake driver by itself; afterwards nobody finds it by chance."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed: pip install 'aiokv[test]'")
-    try:
-        driver = FakeDriver.load()
-    except NoCompiler as reason:
-        pytest.skip(str(reason))
-    yield
-    assert driver.drain()
-    driver.reset()
-    driver.hide()
 
 
 @pytest.mark.usefixtures("fake_device")
