@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -66,7 +67,9 @@ def test_on_the_fake_driver_every_section_runs_and_finds_what_it_should() -> Non
     assert {name: part["faults"] for name, part in sections.items()} == {name: [] for name in sections}
     for race in ("store", "load", "wait"):
         figures = sections["races"][race]
-        assert (figures["corrupt_fenced"], figures["corrupt_unfenced"]) == (0, figures["rounds"])
+        assert figures["corrupt_fenced"] == 0
+        # Not of every round: where this process is held up, a kernel may have ended before the copy was handed over.
+        assert 0 < figures["corrupt_unfenced"] <= figures["rounds"]
     assert sections["races"]["store_any_order"]["corrupt_fenced"] > 0, "the fake reads such sources at once"
     assert min(sections["requests"]["blocks_hit"].values()) > 0
     assert sections["queue_depth"]["knee"] == 1023
@@ -97,7 +100,7 @@ def test_who_does_not_wait_is_found(forgetting: str, corrupt: list[str]) -> None
     assert (done.returncode, report["ok"]) == (1, False)
     faults = " ".join(report["sections"]["races"]["faults"])
     races = ("store", "load", "wait")
-    assert [name for name in races if f"{name}: 12 of 12 are corrupt, though" in faults] == corrupt
+    assert [name for name in races if re.search(rf"{name}: \d+ of 12 are corrupt, though", faults)] == corrupt
 
 
 LOSES_COPIES = """
