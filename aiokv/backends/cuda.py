@@ -29,7 +29,7 @@ from aiokv.backends.cuda_events import CudaFence, stream_handle
 from aiokv.backends.cuda_session import CudaSession
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
-from aiokv.model.ids import Direction, SlotArray
+from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["CudaBackend"]
@@ -97,12 +97,7 @@ class CudaBackend:
         session = self._require_open()
         if session.health.lost:
             raise BackendLost(self.name, detail=session.health.lost)
-        session.layout.geometry.group_index(batch.group)
-        gpu_slots, cpu_slots = batch.target_blocks, batch.source_blocks
-        if batch.direction is Direction.STORE:
-            gpu_slots, cpu_slots = cpu_slots, gpu_slots
-        _require_slots("GPU", gpu_slots, blocks=session.layout.gpu_blocks)
-        _require_slots("CPU", cpu_slots, blocks=session.layout.cpu_blocks)
+        session.layout.require_places(batch)
         fences = _fences_of(batch.after, session=session)
         self._submitted += 1
         try:
@@ -265,11 +260,6 @@ def _await_quiet(session: CudaSession, *, deadline_s: float) -> bool:
             return False
         pause.wait(_LOOK_S)
     return not session.health.lost
-
-
-def _require_slots(pool: str, slots: SlotArray, *, blocks: int) -> None:
-    if len(slots) and not (0 <= slots.min() and slots.max() < blocks):
-        raise UsageError(f"{pool} slots {slots.min()} to {slots.max()} were named, the pool has {blocks}")
 
 
 def _fences_of(after: object, *, session: CudaSession) -> tuple[CudaFence, ...]:

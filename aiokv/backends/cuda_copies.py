@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.strides import Fragment
-from aiokv.model.ids import Direction, IntArray, SlotArray
+from aiokv.model.ids import Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["AddressArray", "BatchCopies", "Copies", "CopyLane", "CopyMaker", "cut_copy_lanes"]
@@ -86,9 +86,7 @@ class CopyMaker:
 
     def describe(self, batch: CopyBatch) -> BatchCopies:
         """The copies of a batch, not yet made into addresses."""
-        gpu, cpu = batch.source_blocks, batch.target_blocks
-        if batch.direction is Direction.LOAD:
-            gpu, cpu = cpu, gpu
+        gpu, cpu = batch.slots(Tier.GPU), batch.slots(Tier.CPU)
         parts = []
         if self._dense.count:
             parts.append((self._dense, _find_runs(gpu, cpu, seam_blocks=self._seam_blocks)))

@@ -20,7 +20,7 @@ from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, SubmitSettings
 from aiokv.cli.bench.submit.to_device import submit_to_device
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
-from aiokv.model.ids import Direction, KeyEnum, SlotArray
+from aiokv.model.ids import Direction, KeyEnum, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
 from aiokv.model.spec import CacheGeometry, FullAttention
 
@@ -119,8 +119,7 @@ def _slots(adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.
 
 def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
     """Whether the first and the last block of the batch are what their sources are."""
-    is_store = batch.direction is Direction.STORE
-    engine, cpu = (batch.source_blocks, batch.target_blocks) if is_store else (batch.target_blocks, batch.source_blocks)
+    engine, cpu = batch.slots(Tier.GPU), batch.slots(Tier.CPU)
     return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
 
 
