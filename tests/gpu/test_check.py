@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakecuda import NoCompiler, build_fake_driver
+from tests.fakecuda import build_fake_driver
+from tests.fakecuda.fixtures import skipped_without_compiler
 
 CHECK = Path(__file__).with_name("check.py")
 RUN = f"""
@@ -44,12 +45,8 @@ def needs_bindings() -> None:
 @pytest.fixture
 def compiler() -> None:
     """Skipped where the fake driver cannot be built."""
-    try:
+    with skipped_without_compiler():
         build_fake_driver()
-    except NoCompiler as reason:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(reason))
 
 
 def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
