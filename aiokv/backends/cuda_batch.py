@@ -19,6 +19,7 @@ from aiokv.model.ids import Direction
 __all__ = ["BatchCopier", "Copier", "PartlyCopied", "SingleCopier", "choose_copier"]
 
 _BATCHES_SINCE: Final = 12_080
+_SINGLE_COPIES_SINCE: Final = 4_000
 _STREAM_ORDER: Final = 1
 """A source is read when its turn has come: stores, whose sources kernels before them have written."""
 _ANY_ORDER: Final = 3
@@ -140,7 +141,7 @@ def choose_copier(driver: CudaDriver, *, direction: Direction) -> Copier:
         address = driver.find_function("cuMemcpyBatchAsync", version=_BATCHES_SINCE)
         if address is not None:
             return BatchCopier(driver, address=address, direction=direction)
-    address = driver.find_function("cuMemcpyAsync", version=4000)
+    address = driver.find_function("cuMemcpyAsync", version=_SINGLE_COPIES_SINCE)
     if address is None:
         raise ConfigError("CUDA cannot be used: the driver has no cuMemcpyAsync")
     return SingleCopier(driver, address=address)

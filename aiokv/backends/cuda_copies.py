@@ -138,8 +138,8 @@ class _Columns:
 
     def __init__(self, lanes: Sequence[CopyLane]) -> None:
         self.count = len(lanes)
-        self._addresses = _columns([(lane.gpu_address, lane.cpu_address) for lane in lanes])
-        self._strides = _columns([(lane.gpu_stride, lane.cpu_stride) for lane in lanes])
+        self._addresses = _sides_of([(lane.gpu_address, lane.cpu_address) for lane in lanes])
+        self._strides = _sides_of([(lane.gpu_stride, lane.cpu_stride) for lane in lanes])
         self._num_bytes = np.array([lane.num_bytes for lane in lanes], np.uint64)
 
     def address(self, runs: _Runs, *, lanes: slice, rows: slice, direction: Direction) -> Copies:
@@ -200,8 +200,8 @@ def _are_both(one: IntArray, other: IntArray, *, step: int) -> NDArray[np.bool_]
     return both
 
 
-def _columns(pairs: Sequence[tuple[int, int]]) -> AddressArray:
-    """Shape `[2, pairs, 1]`."""
+def _sides_of(pairs: Sequence[tuple[int, int]]) -> AddressArray:
+    """One number of each lane for both sides, shape `[2, pairs, 1]`."""
     return np.ascontiguousarray(np.array(pairs, np.uint64).reshape(-1, 2).T)[:, :, None]
 
 

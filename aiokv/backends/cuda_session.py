@@ -20,6 +20,7 @@ from aiokv.model.plan import Checksum, CopyBatch
 __all__ = ["CudaSession"]
 
 _GIVE_BACK_S: Final = 30.0
+"""How long the CPU arena may take to be unpinned when a stream could not be made."""
 
 
 @final
