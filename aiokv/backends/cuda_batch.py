@@ -11,8 +11,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, Protocol, final
 
-from aiokv.backends.cuda_copies import AddressArray, Copies
+from aiokv.backends.cuda_copies import Copies
 from aiokv.backends.cuda_driver import CudaDriver, CudaError
+from aiokv.backends.mapping import address_of
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction
 
@@ -95,9 +96,9 @@ class BatchCopier:
         """See `Copier`."""
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(_NO_PLACE)
         code = self._function(
-            _pointer(copies.targets),
-            _pointer(copies.sources),
-            _pointer(copies.sizes),
+            address_of(copies.targets),
+            address_of(copies.sources),
+            address_of(copies.sizes),
             len(copies.sizes),
             ctypes.byref(self._attributes),
             ctypes.byref(first),
@@ -145,8 +146,3 @@ def choose_copier(driver: CudaDriver, *, direction: Direction) -> Copier:
     if address is None:
         raise ConfigError("CUDA cannot be used: the driver has no cuMemcpyAsync")
     return SingleCopier(driver, address=address)
-
-
-def _pointer(array: AddressArray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

@@ -13,6 +13,7 @@ from aiokv.backends.arena import Layout
 from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.cuda_copies import CopyMaker, cut_copy_lanes
+from aiokv.backends.mapping import address_of
 from aiokv.cli.bench.device import BenchDevice, DriverKind
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
@@ -85,7 +86,7 @@ class _Pair:
         self._backend = CudaBackend()
         self._backend.open(layout)
         self._listed = ListedCopies(device)
-        arena = self._backend.cpu_slot(0).__array_interface__["data"][0]
+        arena = address_of(self._backend.cpu_slot(0))
         lanes = cut_copy_lanes(layout.fragments[_GROUP], cpu_address=arena, cpu_stride=layout.cpu_block_bytes)
         self._maker = CopyMaker(lanes)
         self._batch = CopyBatch(
