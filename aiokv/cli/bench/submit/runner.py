@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Any, Final
 
@@ -10,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.arena import Layout
-from aiokv.backends.base import Backend, DeviceEvent, EventStatus
+from aiokv.backends.base import Backend, EventStatus
 from aiokv.backends.host import HostBackend
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
-from aiokv.cli.bench.movers import Driver, find_device
+from aiokv.cli.bench.movers import CopyBackend, find_device
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, SubmitSettings
 from aiokv.cli.bench.submit.to_device import submit_to_device
 from aiokv.cli.bench.summary import Spread, describe_interpreter
+from aiokv.cli.bench.waiting import wait_until
 from aiokv.cli.output import new_progress
 from aiokv.model.ids import Direction, KeyEnum, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
@@ -41,7 +41,7 @@ class _Adjacency(KeyEnum):
 
 def submit(settings: SubmitSettings) -> BenchReport:
     """Run it on what the settings name, with a progress bar on stderr."""
-    driver = find_device(settings.driver)
+    driver = find_device(settings.backend)
     return _submit_to_host(settings) if driver is None else submit_to_device(settings, driver=driver)
 
 
@@ -74,7 +74,7 @@ def _submit_to_host(settings: SubmitSettings) -> BenchReport:
         benchmark="submit",
         schema_version=SCHEMA_VERSION,
         figures={
-            "driver": Driver.HOST.value,
+            "driver": CopyBackend.HOST.value,
             "gc": "off",
             "repeats": settings.repeats,
             **describe_interpreter(),
@@ -92,14 +92,8 @@ def _timed(backend: Backend, batch: CopyBatch) -> int:
     began = time.thread_time_ns()
     event = backend.submit(batch)
     taken = time.thread_time_ns() - began
-    _wait_for(event)
+    wait_until(lambda: event.query() is not EventStatus.PENDING)
     return taken
-
-
-def _wait_for(event: DeviceEvent) -> None:
-    pause = threading.Event()
-    while event.query() is EventStatus.PENDING:
-        pause.wait(1e-4)
 
 
 def _batch(
