@@ -246,6 +246,7 @@ CUresult submit(int slot, struct op *op);
 bool is_work(const struct op *op);
 void add_dependency(struct op *op, int slot, uint64_t sequence);
 bool is_complete(int slot, uint64_t sequence);
+bool dependencies_met(const struct op *op);
 void drop_everything_pending(void);
 
 /* scheduler.c */
@@ -253,7 +254,6 @@ void start_scheduler(void);
 bool run_next(int64_t *next_ns);
 uint64_t step_stream(int slot, uint64_t count);
 void settle(void);
-bool dependencies_met(const struct op *op);
 bool anything_running(void);
 void complete(int slot, struct op *op);
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,28 +52,9 @@ def submit(settings: SubmitSettings) -> BenchReport:
 def _submit_to_host(settings: SubmitSettings) -> BenchReport:
     slots = 2 * max(settings.copies) + 1
     require_memory(slots * (2 * _BLOCK_BYTES + _COPY_BYTES), what=f"batches of {max(settings.copies):,} copies")
-    random = np.random.default_rng(0)
-    gpu = random.integers(0, 256, (slots, _BLOCK_BYTES), np.uint8)
-    backend = HostBackend()
-    backend.open(Layout(geometry=_GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
-    cases = {
-        f"{direction.value}_{adjacency.value}_{copies}": (direction, adjacency, copies)
-        for direction in Direction
-        for adjacency in _Adjacency
-        for copies in settings.copies
-    }
-    taken: dict[str, list[int]] = {name: [] for name in cases}
-    complaints = []
-    try:
-        with new_progress() as progress, collections_off():
-            for _ in progress.track(range(settings.repeats), description="submit"):
-                for name, (direction, adjacency, copies) in cases.items():
-                    batch = _batch(direction, adjacency, copies=copies, slots=slots, random=random)
-                    taken[name].append(_timed(backend, batch))
-                    if not _is_copied(batch, gpu=gpu, backend=backend):
-                        complaints.append(f"{name}: copies are missing")
-    finally:
-        backend.close(deadline_s=_CLOSE_S)
+    cases = [_Case(*case) for case in product(Direction, _Adjacency, dict.fromkeys(settings.copies))]
+    with _opened(slots) as pools, new_progress() as progress, collections_off():
+        found = _measure(pools, cases, rounds=progress.track(range(settings.repeats), description="submit"))
     return BenchReport(
         benchmark="submit",
         schema_version=SCHEMA_VERSION,
@@ -79,12 +64,88 @@ def _submit_to_host(settings: SubmitSettings) -> BenchReport:
             "repeats": settings.repeats,
             **describe_interpreter(),
         },
-        complaints=tuple(dict.fromkeys(complaints)),
+        complaints=tuple(dict.fromkeys(f"{case.name}: copies are missing" for case in found.missing)),
         cases=tuple(
-            {"direction": direction.value, "slots": adjacency.value} | _figures(taken[name], copies=copies)
-            for name, (direction, adjacency, copies) in cases.items()
+            {"direction": case.direction.value, "slots": case.adjacency.value}
+            | _figures(found.taken[case], copies=case.copies)
+            for case in cases
         ),
     )
+
+
+def _measure(pools: _Pools, cases: Sequence[_Case], *, rounds: Iterable[int]) -> _Found:
+    """Every case once a round."""
+    found = _Found(taken={case: [] for case in cases})
+    for _ in rounds:
+        for case in cases:
+            batch = pools.draw(case)
+            found.taken[case].append(_timed(pools.backend, batch))
+            if not pools.is_copied(batch):
+                found.missing.append(case)
+    return found
+
+
+@contextmanager
+def _opened(slots: int) -> Iterator[_Pools]:
+    """Two pools of so many slots, the engine's full of random bytes."""
+    random = np.random.default_rng(0)
+    gpu = random.integers(0, 256, (slots, _BLOCK_BYTES), np.uint8)
+    backend = HostBackend()
+    backend.open(Layout(geometry=_GEOMETRY, gpu_blocks=slots, cpu_blocks=slots, arenas={GROUP: [gpu]}))
+    try:
+        yield _Pools(backend, gpu=gpu, random=random)
+    finally:
+        backend.close(deadline_s=_CLOSE_S)
+
+
+class _Case(NamedTuple):
+    """What is handed over at once."""
+
+    direction: Direction
+    adjacency: _Adjacency
+    copies: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.direction.value}_{self.adjacency.value}_{self.copies}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What each submission took, in nanoseconds, and the cases after which blocks were not where they belong."""
+
+    taken: dict[_Case, list[int]]
+    missing: list[_Case] = field(default_factory=list)
+
+
+@final
+class _Pools:
+    """Both pools, and the batches between them."""
+
+    __slots__ = ("_gpu", "_random", "backend")
+
+    def __init__(self, backend: HostBackend, *, gpu: NDArray[np.uint8], random: np.random.Generator) -> None:
+        self.backend = backend
+        self._gpu = gpu
+        self._random = random
+
+    def draw(self, case: _Case) -> CopyBatch:
+        """A new batch in new arrays, as the core makes them."""
+        source, target = self._slots(case), self._slots(case)
+        return CopyBatch(direction=case.direction, group=GROUP, source_blocks=source, target_blocks=target)
+
+    def is_copied(self, batch: CopyBatch) -> bool:
+        """Whether the first and the last block of the batch are what their sources are."""
+        engine, cpu = batch.slots(Tier.GPU), batch.slots(Tier.CPU)
+        ends = ((engine[place], int(cpu[place])) for place in (0, -1))
+        return all(np.array_equal(self._gpu[on_gpu], self.backend.cpu_slot(on_cpu)) for on_gpu, on_cpu in ends)
+
+    def _slots(self, case: _Case) -> SlotArray:
+        slots = len(self._gpu)
+        if case.adjacency is _Adjacency.SCATTERED:
+            return (1 + self._random.permutation(slots - 1)[: case.copies]).astype(np.int64)
+        first = int(self._random.integers(1, slots - case.copies + 1))
+        return np.arange(first, first + case.copies, dtype=np.int64)
 
 
 def _timed(backend: Backend, batch: CopyBatch) -> int:
@@ -94,27 +155,6 @@ def _timed(backend: Backend, batch: CopyBatch) -> int:
     taken = time.thread_time_ns() - began
     wait_until(lambda: event.query() is not EventStatus.PENDING)
     return taken
-
-
-def _batch(
-    direction: Direction, adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.Generator
-) -> CopyBatch:
-    """A new one in new arrays, as the core makes them."""
-    source, target = (_slots(adjacency, copies=copies, slots=slots, random=random) for _ in range(2))
-    return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
-
-
-def _slots(adjacency: _Adjacency, *, copies: int, slots: int, random: np.random.Generator) -> SlotArray:
-    if adjacency is _Adjacency.SCATTERED:
-        return (1 + random.permutation(slots - 1)[:copies]).astype(np.int64)
-    first = int(random.integers(1, slots - copies + 1))
-    return np.arange(first, first + copies, dtype=np.int64)
-
-
-def _is_copied(batch: CopyBatch, *, gpu: NDArray[np.uint8], backend: HostBackend) -> bool:
-    """Whether the first and the last block of the batch are what their sources are."""
-    engine, cpu = batch.slots(Tier.GPU), batch.slots(Tier.CPU)
-    return all(np.array_equal(gpu[engine[place]], backend.cpu_slot(int(cpu[place]))) for place in (0, -1))
 
 
 def _figures(taken: list[int], *, copies: int) -> dict[str, Any]:
