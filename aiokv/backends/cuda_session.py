@@ -73,8 +73,9 @@ class CudaSession:
         check = None
         if self._checks is not None:
             check = self._checks.prepare(batch, num_bytes=self.layout.block_bytes(batch.group))
-        stream.submit(job)
-        return CudaEvent(job, stream=stream, health=self.health, check=check)
+        event = CudaEvent(job, stream=stream, health=self.health, check=check)
+        stream.submit(job)  # last: from here on its thread wants to run
+        return event
 
     def new_fence(self, stream: int) -> CudaFence:
         """A point of a stream; call it with the context current."""
