@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Final, final
 
 from rich.text import Text
@@ -51,7 +51,7 @@ _COLOURS: Final = {
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """Glyphs and styles; `unknown` stands for a letter that is not known."""
+    """Glyphs and styles; `unknown` stands for a letter that is not known, `alarm` is for what is wrong now."""
 
     glyphs: Mapping[Block, str]
     unknown: str
@@ -60,6 +60,7 @@ class Look:
     styles: Mapping[Block, str]
     heading: str = "bold"
     alarm: str = "bold red"
+    fault: str = "bold red"
     warning: str = "yellow"
     fine: str = "green"
     text: str = ""
@@ -67,7 +68,9 @@ class Look:
     def greyed(self) -> Look:
         """For values that are not those of now; the alarm stays."""
         grey = "bright_black"
-        return replace(self, styles=dict.fromkeys(Block, grey), heading=grey, warning=grey, fine=grey, text=grey)
+        return replace(
+            self, styles=dict.fromkeys(Block, grey), heading=grey, fault=grey, warning=grey, fine=grey, text=grey
+        )
 
 
 _UNICODE: Final = Look(
@@ -105,7 +108,7 @@ def draw_map(cells: Sequence[Block | None], look: Look, *, width: int) -> Text:
     """The slots of a tier in their order, those with low numbers first; None is a cell that is not understood."""
     num_columns = min(width, len(cells))
     bounds = [column * len(cells) // num_columns for column in range(num_columns + 1)] if num_columns else []
-    return _draw((_find_dominant(cells[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)), look)
+    return _draw((_find_dominant(cells[start:stop]) for start, stop in pairwise(bounds)), look)
 
 
 def draw_share(share: float, look: Look, *, width: int) -> Text:
@@ -117,7 +120,8 @@ def draw_share(share: float, look: Look, *, width: int) -> Text:
 def _find_dominant(cells: Sequence[Block | None]) -> Block | None:
     """The most frequent one; of equally frequent ones the first in the order of `Block`."""
     counts = Counter(cells)
-    return max((*Block, None), key=lambda block: counts[block])
+    order: tuple[Block | None, ...] = (*Block, None)
+    return max(order, key=lambda block: counts[block])
 
 
 def _share_out(counts: list[int], *, width: int) -> list[int]:

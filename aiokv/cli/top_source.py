@@ -18,7 +18,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from email.message import Message
 from typing import IO, Any, Final, final
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
@@ -72,10 +71,12 @@ def _split(url: str) -> SplitResult:
 class LiveSource:
     """The live state of one server, to be asked again and again from one thread."""
 
-    __slots__ = ("_opener", "_patience_s", "_running", "url")
+    __slots__ = ("_opener", "_patience_s", "_running", "address", "url")
 
     def __init__(self, url: str, *, patience_s: float) -> None:
         self.url = find_live_url(url)
+        self.address = self.url.removesuffix(_PATH)
+        """Of the server, for people."""
         self._patience_s = patience_s
         self._opener = _make_opener(self.url)
         self._running: threading.Thread | None = None
@@ -139,7 +140,13 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
     """Follows a redirect that stays with HTTP, and from https with https."""
 
     def redirect_request(  # noqa: PLR0917  # as urllib calls it
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
     ) -> urllib.request.Request | None:
         """Refuse every other one: the redirect itself is then the answer."""
         scheme = urlsplit(newurl).scheme

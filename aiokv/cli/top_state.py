@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeGuard, TypeVar, final
 
 from aiokv.errors import AiokvError
 
@@ -90,7 +90,7 @@ class ServerState:
     is_accepting: bool
     tiers: Mapping[str, TierState]
     prompt_tokens: Mapping[str, int]
-    flows: Mapping[str, Flow]
+    transfers: Mapping[str, Flow]
     evictions: Mapping[str, int]
     active: int
     overdue: int
@@ -131,12 +131,12 @@ def find_rates(before: ServerState, after: ServerState) -> Rates | None:
 
 def _totals(state: ServerState) -> tuple[Mapping[str, int], ...]:
     """The counts that only grow, in the order of the fields of `Rates`."""
-    flows = state.flows.items()
+    transfers = state.transfers.items()
     return (
         state.prompt_tokens,
-        {name: flow.num_bytes for name, flow in flows},
-        {name: flow.ok_blocks for name, flow in flows},
-        {name: flow.failed_blocks for name, flow in flows},
+        {name: flow.num_bytes for name, flow in transfers},
+        {name: flow.ok_blocks for name, flow in transfers},
+        {name: flow.failed_blocks for name, flow in transfers},
         state.evictions,
     )
 
@@ -160,7 +160,7 @@ def parse_state(document: object) -> ServerState:
         is_accepting=root.get("is_accepting", bool),
         tiers={name: _parse_tier(tiers.part(name)) for name in _TIERS if name in tiers},
         prompt_tokens=root.part("prompt_tokens").counts(_SOURCES),
-        flows={name: _parse_flow(transfers.part(name)) for name in _DIRECTIONS if name in transfers},
+        transfers={name: _parse_flow(transfers.part(name)) for name in _DIRECTIONS if name in transfers},
         evictions=root.part("evictions").counts(_TIERS),
         active=leases.count("active"),
         overdue=leases.count("overdue"),
@@ -230,7 +230,7 @@ class _Part:
         value = self._members.get(name)
         if not _is_count(value):
             raise NotLiveState(f"it answers a live state whose {name!r} is no count")
-        return int(value)
+        return value
 
     def counts(self, names: tuple[str, ...]) -> dict[str, int]:
         """Those of these members that there are."""
@@ -242,5 +242,5 @@ class _Part:
         return float(self.count(name)) if not isinstance(value, float) or value < 0 else value
 
 
-def _is_count(value: object) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _TOO_MANY

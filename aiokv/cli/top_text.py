@@ -10,7 +10,15 @@ from typing import Final
 
 from aiokv.model.sizes import format_bytes
 
-__all__ = ["MISSING", "format_byte_rate", "format_count", "format_duration", "format_rate", "format_share", "make_inert"]
+__all__ = [
+    "MISSING",
+    "format_byte_rate",
+    "format_count",
+    "format_duration",
+    "format_rate",
+    "format_share",
+    "make_inert",
+]
 
 MISSING: Final = "-"
 """Stands where a number is not known yet."""

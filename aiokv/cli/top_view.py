@@ -30,7 +30,11 @@ __all__ = ["Outage", "Picture"]
 _OLDEST: Final = 5
 _WIDE: Final = 78
 """From so many columns on there is room for what is good to know as well."""
-_LABEL: Final = 10
+_LABEL: Final = 11
+_NUMBER: Final = 6
+_HITS: Final = 13 + 1 + _NUMBER + 1 + 7 + 1 + 8 + 1
+"""What stands beside the bars of hits."""
+_STATES: Final = tuple(reversed(Block))
 
 
 @final
@@ -101,36 +105,37 @@ class _Page:
         if outage is not None:
             gone = f"gone for {format_duration(outage.seconds)}, these are the last values"
             return self._line((gone, look.alarm), (f": {make_inert(outage.detail)}", look.alarm))
-        intake = ("accepting", look.fine) if state.is_accepting else ("not accepting", look.alarm)
+        intake = ("accepting", look.fine) if state.is_accepting else ("not accepting", look.warning)
         reasons = ", ".join(map(make_inert, state.degraded))
         health = (f"degraded: {reasons}", look.warning) if reasons else ("not degraded", look.fine)
-        blocks = f"blocks of {format_count(state.block_tokens)} tokens"
+        blocks = f"{look.dot}blocks of {format_count(state.block_tokens)} tokens" if self._width >= _WIDE else ""
         return self._line(
-            intake, (look.dot, ""), health, (f"{look.dot}up {format_duration(state.uptime_s)}{look.dot}{blocks}", "")
+            intake, (look.dot, ""), health, (f"{look.dot}up {format_duration(state.uptime_s)}{blocks}", "")
         )
 
     def _tiers(self) -> _Section:
         """Slots by state, in numbers, as a bar and as a map."""
         look = self._look
-        table = self._table("tier", "slots", *(look.glyphs[block] + block.value for block in reversed(Block)))
-        self._add_wide(table, "evicted", "/s")
+        table = self._table("tier", "slots", *(look.glyphs[block] + block.value for block in _STATES))
+        self._add_wide(table, "evicted", "evicted/s")
         lines: list[Text] = []
         width = self._width - _LABEL
         for name, tier in self._state.tiers.items():
             table.add_row(name, format_count(tier.slots), *self._slot_counts(tier), *self._evictions(name))
-            lines.append(Text.assemble((f"{name} states".ljust(_LABEL), look.text), draw_states(tier, look, width=width)))
-            blocks = read_cells(tier.cells)
-            lines.append(Text.assemble((f"{name} map".ljust(_LABEL), look.text), draw_map(blocks, look, width=width)))
+            lines.append(self._labelled(f"{name} states", draw_states(tier, look, width=width)))
+            lines.append(self._labelled(f"{name} map", draw_map(read_cells(tier.cells), look, width=width)))
         return _Section(parts=(table, *lines), lines=1 + len(self._state.tiers) + len(lines))
+
+    def _labelled(self, label: str, bar: Text) -> Text:
+        return Text.assemble((label.ljust(_LABEL), self._look.text), bar, no_wrap=True, overflow="crop")
 
     def _slot_counts(self, tier: TierState) -> list[Text]:
         """In the order of the headings."""
-        counts = {block: tier.pinned if block is Block.PINNED else tier.states[block.value] for block in reversed(Block)}
-        alarm = self._look.alarm
-        return [
-            Text(format_count(count), alarm if count and block is Block.QUARANTINED else "")
-            for block, count in counts.items()
-        ]
+        counts = {**tier.states, Block.PINNED.value: tier.pinned}
+        return [self._count(counts[block.value], is_fault=block is Block.QUARANTINED) for block in _STATES]
+
+    def _count(self, count: int, *, is_fault: bool) -> Text:
+        return Text(format_count(count), self._look.fault if is_fault and count else "")
 
     def _evictions(self, tier: str) -> list[str]:
         if self._width < _WIDE:
@@ -141,30 +146,34 @@ class _Page:
     def _hits(self) -> _Section:
         """Where the tokens of prompts came from."""
         look, rates, tokens = self._look, self._picture.rates, self._state.prompt_tokens
-        table = self._table("prompt tokens", "total", "share", "tokens/s")
-        table.add_column(ratio=1)
+        table = self._table("prompt tokens", "total", "share  ", "tokens/s")
+        table.add_column(no_wrap=True)
         whole = sum(tokens.values())
         for source, count in tokens.items():
-            bar = draw_share(count / whole if whole else 0.0, look, width=max(self._width - 46, 0))
-            share = format_share(count, whole=whole)
-            table.add_row(source, format_count(count), share, format_rate(rates and rates.prompt_tokens.get(source)), bar)
+            rate = format_rate(rates and rates.prompt_tokens.get(source))
+            bar = draw_share(count / whole if whole else 0.0, look, width=max(self._width - _HITS, 0))
+            table.add_row(source, format_count(count), format_share(count, whole=whole), rate, bar)
         return _Section(parts=(table,), lines=1 + len(tokens))
 
     def _transfers(self) -> _Section:
         """What is copied between the tiers: loads go to the GPU, stores to the CPU."""
-        if not self._state.flows:
+        if not self._state.transfers:
             return _Section(parts=(), lines=0)
-        table = self._table("transfers", "queued", "in flight", "done", "errors", "bandwidth")
+        table = self._table("transfers", "queued", "in flight", "done", "errors", "   bandwidth")
         self._add_wide(table, "blocks/s", "bytes")
-        for name, flow in self._state.flows.items():
+        for name, flow in self._state.transfers.items():
             table.add_row(name, *self._flow_cells(name, flow))
-        return _Section(parts=(table,), lines=1 + len(self._state.flows))
+        return _Section(parts=(table,), lines=1 + len(self._state.transfers))
 
     def _flow_cells(self, name: str, flow: Flow) -> list[str | Text]:
         rates = self._picture.rates
         counts = (flow.queued_blocks, flow.inflight_blocks, flow.ok_blocks)
-        errors = Text(format_count(flow.failed_blocks), self._look.alarm if flow.failed_blocks else "")
-        cells = [*map(format_count, counts), errors, format_byte_rate(rates and rates.transfer_bytes[name])]
+        errors = self._count(flow.failed_blocks, is_fault=True)
+        cells: list[str | Text] = [
+            *map(format_count, counts),
+            errors,
+            format_byte_rate(rates and rates.transfer_bytes[name]),
+        ]
         if self._width >= _WIDE:
             cells += [format_rate(rates and rates.transfer_blocks[name]), format_bytes(flow.num_bytes)]
         return cells
@@ -172,7 +181,7 @@ class _Page:
     def _leases(self) -> _Section:
         """How many requests hold blocks or wait for some, and who has held them longest."""
         state, look = self._state, self._look
-        overdue = (f"{format_count(state.overdue)} overdue", look.alarm if state.overdue else "")
+        overdue = (f"{format_count(state.overdue)} overdue", look.fault if state.overdue else "")
         counts = f"  {format_count(state.active)} active{look.dot}{format_count(state.waiting)} waiting{look.dot}"
         summary = self._line(("leases", look.heading), (counts, ""), overdue)
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), style=look.text)
@@ -191,9 +200,9 @@ class _Page:
         """Numbers stand to the right, what they are of to the left."""
         look = self._look
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, style=look.text)
-        table.add_column(label, no_wrap=True, min_width=_LABEL - 1 if label == "transfers" else None)
+        table.add_column(label, no_wrap=True)
         for column in columns:
-            table.add_column(column, no_wrap=True, justify="right")
+            table.add_column(column, no_wrap=True, justify="right", min_width=_NUMBER)
         return table
 
     def _add_wide(self, table: Table, *columns: str) -> None:
