@@ -13,9 +13,11 @@ from enum import Enum
 from itertools import groupby, pairwise
 from typing import Final, final
 
+from rich.console import OverflowMethod
 from rich.text import Text
 
 from aiokv.cli.top_state import TierState
+from aiokv.cli.top_text import make_inert
 
 __all__ = ["Block", "Look", "draw_map", "draw_share", "draw_states", "find_look", "read_cells"]
 
@@ -55,8 +57,9 @@ class Look:
 
     glyphs: Mapping[Block, str]
     unknown: str
-    ellipsis: str
     dot: str
+    overflow: OverflowMethod
+    encoding: str
     styles: Mapping[Block, str]
     heading: str = "bold"
     alarm: str = "bold red"
@@ -64,6 +67,10 @@ class Look:
     warning: str = "yellow"
     fine: str = "green"
     text: str = ""
+
+    def show(self, text: str) -> str:
+        """What others have written, inert, in characters that the terminal knows."""
+        return make_inert(text).encode(self.encoding, "replace").decode(self.encoding)
 
     def greyed(self) -> Look:
         """For values that are not those of now; the alarm stays."""
@@ -74,16 +81,21 @@ class Look:
 
 
 _UNICODE: Final = Look(
-    glyphs=dict(zip(Block, "×█▓▒░", strict=True)), unknown="?", ellipsis="…", dot=" · ", styles=_COLOURS
+    glyphs=dict(zip(Block, "×█▓▒░", strict=True)),
+    unknown="?",
+    dot=" · ",
+    overflow="ellipsis",
+    encoding="utf-8",
+    styles=_COLOURS,
 )
-_ASCII: Final = Look(
-    glyphs=dict(zip(Block, "x#=-.", strict=True)), unknown="?", ellipsis="~", dot=", ", styles=_COLOURS
+_ASCII: Final = replace(
+    _UNICODE, glyphs=dict(zip(Block, "x#=-.", strict=True)), dot=", ", overflow="crop", encoding="ascii"
 )
 
 
 def find_look(encoding: str) -> Look:
     """The glyphs that a terminal of this encoding can show."""
-    return _UNICODE if encoding.lower().startswith("utf") else _ASCII
+    return _UNICODE if encoding.lower().startswith("utf") else replace(_ASCII, encoding=encoding)
 
 
 def read_cells(letters: str) -> list[Block | None]:

@@ -1,7 +1,7 @@
 """What `aiokv top` shows: one picture of one moment, as wide as the terminal; complete at 60 columns and more.
 
-Duty: lines that never wrap. Where the height is known, as on a live screen, empty lines go first if there is too little
-of it: 24 lines hold two tiers and the five oldest leases. Values that are not of now are grey and said to be old.
+Duty: lines that never wrap. On a live screen that is too low empty lines go first: 24 lines hold two tiers and the five
+oldest leases. Values that are not of now are grey and said to be old.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from aiokv.cli.top_text import (
     format_duration,
     format_rate,
     format_share,
-    make_inert,
 )
 from aiokv.model.sizes import format_bytes
 
@@ -70,7 +69,7 @@ class Picture:
         page = _Page(self, look.greyed() if self.outage else look, width=options.max_width)
         sections = [section for section in page.sections() if section.lines]
         lines = sum(section.lines for section in sections)
-        room = len(sections) - 1 if options.height is None else options.height - lines
+        room = console.height - lines if console.is_alt_screen else len(sections)
         for place, section in enumerate(sections):
             if place and len(sections) - place <= room:  # the empty lines that are needed most are the lower ones
                 yield Text()
@@ -96,7 +95,7 @@ class _Page:
     def _head(self) -> _Section:
         """Who answers, and how it is."""
         state, look = self._state, self._look
-        name = self._line(("aiokv", look.heading), (f" {make_inert(state.version)} {make_inert(state.backend)}", ""))
+        name = self._line(("aiokv", look.heading), (f" {look.show(state.version)} {look.show(state.backend)}", ""))
         name.append(f"  {self._picture.address}", look.text)
         return _Section(parts=(name, self._health()), lines=2)
 
@@ -104,9 +103,9 @@ class _Page:
         state, look, outage = self._state, self._look, self._picture.outage
         if outage is not None:
             gone = f"gone for {format_duration(outage.seconds)}, these are the last values"
-            return self._line((gone, look.alarm), (f": {make_inert(outage.detail)}", look.alarm))
+            return self._line((gone, look.alarm), (f": {look.show(outage.detail)}", look.alarm))
         intake = ("accepting", look.fine) if state.is_accepting else ("not accepting", look.warning)
-        reasons = ", ".join(map(make_inert, state.degraded))
+        reasons = ", ".join(map(look.show, state.degraded))
         health = (f"degraded: {reasons}", look.warning) if reasons else ("not degraded", look.fine)
         blocks = f"{look.dot}blocks of {format_count(state.block_tokens)} tokens" if self._width >= _WIDE else ""
         return self._line(
@@ -185,34 +184,36 @@ class _Page:
         counts = f"  {format_count(state.active)} active{look.dot}{format_count(state.waiting)} waiting{look.dot}"
         summary = self._line(("leases", look.heading), (counts, ""), overdue)
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), style=look.text)
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, overflow=look.overflow)
         for _ in range(3):
-            table.add_column(no_wrap=True, justify="right")
+            table.add_column(no_wrap=True, overflow=look.overflow, justify="right")
         oldest = state.oldest[:_OLDEST]
         for lease in oldest:
-            name = Text(make_inert(lease.request_id))
-            name.truncate(max(self._width - 40, 8), overflow="ellipsis")
+            name = Text(look.show(lease.request_id))
+            name.truncate(max(self._width - 40, 8), overflow=look.overflow)
             blocks = f"{format_count(lease.blocks)} blocks"
-            table.add_row(name, make_inert(lease.state), blocks, f"for {format_duration(lease.age_s)}")
+            table.add_row(name, look.show(lease.state), blocks, f"for {format_duration(lease.age_s)}")
         return _Section(parts=(summary, table), lines=1 + len(oldest))
 
     def _table(self, label: str, *columns: str) -> Table:
         """Numbers stand to the right, what they are of to the left."""
         look = self._look
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, style=look.text)
-        table.add_column(label, no_wrap=True)
-        for column in columns:
-            table.add_column(column, no_wrap=True, justify="right", min_width=_NUMBER)
+        table.add_column(label, no_wrap=True, overflow=look.overflow)
+        self._add_numbers(table, *columns)
         return table
 
     def _add_wide(self, table: Table, *columns: str) -> None:
         if self._width >= _WIDE:
-            for column in columns:
-                table.add_column(column, no_wrap=True, justify="right")
+            self._add_numbers(table, *columns)
+
+    def _add_numbers(self, table: Table, *columns: str) -> None:
+        for column in columns:
+            table.add_column(column, no_wrap=True, overflow=self._look.overflow, justify="right", min_width=_NUMBER)
 
     def _line(self, *parts: tuple[str, str]) -> Text:
         """One line, cut at the end rather than wrapped."""
-        line = Text(no_wrap=True, overflow="ellipsis", style=self._look.text)
+        line = Text(no_wrap=True, overflow=self._look.overflow, style=self._look.text)
         for text, style in parts:
             line.append(text, style)
         return line
