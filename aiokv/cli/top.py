@@ -30,7 +30,7 @@ __all__ = ["NAME", "register"]
 NAME: Final = "top"
 
 _SCHEMA_VERSION: Final = 1
-_BOUNDS_S: Final = (0.1, 3600.0)
+_BOUNDS_S: Final = (0.5, 3600.0)
 """Of the interval and the timeout: what is shorter is of no use to eyes and a load for the server."""
 
 

@@ -31,6 +31,7 @@ _PATH: Final = "/live.json"
 _MOST_BYTES: Final = 1 << 20
 """Of one answer; that of a server with all its tiers takes a few thousand."""
 _CHUNK_BYTES: Final = 1 << 16
+_HINTS: Final = {400: "does it allow this host name?", 503: "its runtime is not open"}
 
 
 @final
@@ -105,7 +106,8 @@ class LiveSource:
             answers.put(error)
         except urllib.error.HTTPError as error:
             error.close()
-            detail = f"it answers {error.code} {http.client.responses.get(error.code, '')}: is it an aiokv server?"
+            meaning = _HINTS.get(error.code, "is it an aiokv server?")
+            detail = f"it answers {error.code} {http.client.responses.get(error.code, '')}: {meaning}"
             answers.put(NoLiveState(self.url, detail=detail))
         except (OSError, http.client.HTTPException, ValueError) as error:
             answers.put(NoLiveState(self.url, detail=_describe(error)))
