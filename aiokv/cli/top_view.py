@@ -192,7 +192,7 @@ class _Page:
             name = Text(look.show(lease.request_id))
             name.truncate(max(self._width - 40, 8), overflow=look.overflow)
             blocks = f"{format_count(lease.blocks)} blocks"
-            table.add_row(name, look.show(lease.state), blocks, f"for {format_duration(lease.age_s)}")
+            table.add_row(name, Text(look.show(lease.state)), blocks, f"for {format_duration(lease.age_s)}")
         return _Section(parts=(summary, table), lines=1 + len(oldest))
 
     def _table(self, label: str, *columns: str) -> Table:

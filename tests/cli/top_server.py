@@ -68,17 +68,15 @@ LIVE: dict[str, Any] = {
 """A live state as a server gives it; `changed` makes others of it."""
 
 
-def changed(*, uptime_s: float | None = None, **members: Any) -> dict[str, Any]:
+def changed(**members: object) -> dict[str, Any]:
     """`LIVE` with other members; a member of an object is named as `leases__waiting`."""
     live = deepcopy(LIVE)
     for name, value in members.items():
         *path, last = name.split("__")
-        place = live
+        place: Any = live
         for step in path:
             place = place[step]
         place[last] = value
-    if uptime_s is not None:
-        live["uptime_s"] = uptime_s
     return live
 
 
@@ -123,7 +121,7 @@ class LiveServer:
                 except OSError:  # whoever asked has gone
                     self.close_connection = True
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, format: str, *args: object) -> None:
                 """Nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
