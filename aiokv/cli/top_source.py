@@ -110,7 +110,8 @@ class LiveSource:
             detail = f"it answers {error.code} {http.client.responses.get(error.code, '')}: {meaning}"
             answers.put(NoLiveState(self.url, detail=detail))
         except (OSError, http.client.HTTPException, ValueError) as error:
-            answers.put(NoLiveState(self.url, detail=_describe(error)))
+            is_late = isinstance(getattr(error, "reason", error), TimeoutError)
+            answers.put(self._no_answer() if is_late else NoLiveState(self.url, detail=_describe(error)))
 
     def _fetch(self) -> bytes:
         """Read the body, as far as patience and bounds allow."""
@@ -183,8 +184,6 @@ def _is_loopback(url: str) -> bool:
 
 def _describe(error: Exception) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, TimeoutError):
-        return "no answer in time"
     if isinstance(reason, OSError) and reason.strerror:
         return reason.strerror
     return f"{type(error).__name__}: {reason}" if isinstance(error, http.client.HTTPException) else str(reason)

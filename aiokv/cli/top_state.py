@@ -147,9 +147,7 @@ def parse_state(document: object) -> ServerState:
     if not isinstance(document, dict) or not _is_count(version):
         raise NotLiveState("it answers JSON that is no live state: is it an aiokv server?")
     if version != SCHEMA_VERSION:
-        raise NotLiveState(
-            f"it speaks version {version} of the live state, this aiokv {SCHEMA_VERSION}: update the older"
-        )
+        raise NotLiveState(f"it speaks version {version} of the live state, this aiokv {SCHEMA_VERSION}: update one")
     root = _Part(document)
     leases = root.part("leases")
     tiers, transfers = root.part("tiers"), root.part("transfers")

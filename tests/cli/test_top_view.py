@@ -137,15 +137,10 @@ def test_empty_pool_without_requests_is_shown() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "\x1b[2J\x1b]0;owned\x07",
-        "a\nb\rc\td",
-        "[red]x[/red] [/] :boom:",
-        "\u202egnp.exe",
-        "\x9b31m",
-        "\ud800",
+        "\x1b[2J\x1b]0;owned\x07", "a\nb\rc\td", "[red]x[/red] [/] :boom:", "\u202egnp.exe", "\x9b31m", "\ud800",
         "é\u200b",
     ],
-)
+)  # fmt: skip
 def test_what_a_client_called_its_request_is_inert(name: str) -> None:
     oldest = [{"request_id": name, "age_s": 1, "state": name, "blocks": 1}]
     what = picture(leases__oldest=oldest, version=name, backend=name, degraded=[name])
