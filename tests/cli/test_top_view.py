@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -21,9 +22,9 @@ UNICODE: Final = find_look("utf-8")
 CUT: Final = "…"
 
 
-def picture(*, outage: Outage | None = None, **members: object) -> Picture:
+def picture(**members: object) -> Picture:
     before, after = parse_state(LIVE), parse_state(changed(**{"uptime_s": 14.5, **members}))
-    return Picture(address=ADDRESS, state=after, rates=find_rates(before, after), outage=outage)
+    return Picture(address=ADDRESS, state=after, rates=find_rates(before, after))
 
 
 def shown(
@@ -176,7 +177,8 @@ def test_terminal_that_knows_ascii_only_gets_no_other_character(width: int) -> N
 
 
 def test_values_of_a_server_that_is_gone_are_said_to_be_old_and_are_grey() -> None:
-    what = picture(outage=Outage(seconds=75, detail="Connection refused"), degraded=["unpinned"])
+    outage = Outage(seconds=75, detail="Connection refused")
+    what = replace(picture(degraded=["unpinned"]), outage=outage)
     assert shown(what, width=80)[1] == "gone for 1 min 15 s, these are the last values: Connection refused"
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard", highlight=False)
     with console.capture() as captured:
