@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -51,6 +52,7 @@ class Terminal:
         path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
         clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.written = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_A_SESSION, os.ttyname(self._slave), *arguments],
             env={**clean, "PYTHONPATH": path, "TERM": "xterm-256color", **environ},
@@ -94,7 +96,7 @@ class Terminal:
     def _read(self, *, seconds: float = 0.1) -> bool:
         if not select.select([self._master], [], [], seconds)[0]:
             return False
-        self.written += os.read(self._master, 1 << 16).decode("utf-8", "replace")
+        self.written += self._decoder.decode(os.read(self._master, 1 << 16))
         return True
 
 
