@@ -100,11 +100,13 @@ class Ticket:
 
     async def admit(self) -> Lease:
         """Hash, wait in line, be granted: the lease is pinned and reserved, its loads are running."""
-        return await self._entry.admit(await self._hashed(), deadline=self._due)
+        with self._entry.traced(self._intake.request_id):
+            return await self._entry.admit(await self._hashed(), deadline=self._due)
 
     async def acquire(self) -> Lease:
         """`admit`, then wait until the loads have ended."""
-        return await self._entry.acquire(await self._hashed(), deadline=self._due)
+        with self._entry.traced(self._intake.request_id):
+            return await self._entry.acquire(await self._hashed(), deadline=self._due)
 
     async def _hashed(self) -> AcquireRequest:
         keys = self._intake.token_ids
