@@ -14,7 +14,7 @@ from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
 from aiokv.runtime.config_file import Settings, parse_bytes
-from aiokv.runtime.tracer_guard import GLOBAL_PROVIDER
+from aiokv.runtime.tracer_guard import check_tracer_provider
 
 __all__ = ["RuntimeConfig"]
 
@@ -78,11 +78,7 @@ class RuntimeConfig:
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
         self._check_ranks()
-        provider = self.tracer_provider
-        if provider not in (None, GLOBAL_PROVIDER) and not callable(getattr(provider, "get_tracer", None)):
-            raise ConfigError(
-                f"tracer_provider must be a TracerProvider, {GLOBAL_PROVIDER!r} or None, not {provider!r}"
-            )
+        check_tracer_provider(self.tracer_provider)
 
     @property
     def stores(self) -> StoreSettings:

@@ -23,17 +23,23 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, Tracer
 
-__all__ = ["GLOBAL_PROVIDER", "Attributes", "TracerGuard", "find_tracer"]
+__all__ = ["Attributes", "TracerGuard", "check_tracer_provider", "find_tracer"]
 
 _log = logging.getLogger(__name__)
 
-GLOBAL_PROVIDER: Final = "global"
+_GLOBAL: Final = "global"
 """Names the provider that the process has set, as it stands when a runtime opens."""
-
 _REPORT_INTERVAL_S: Final = 60.0
 
 Attributes = Mapping[str, str | int | float]
 T = TypeVar("T")
+
+
+def check_tracer_provider(provider: object) -> None:
+    """`ConfigError` for what is neither a provider, nor the name of one, nor None."""
+    is_name = isinstance(provider, str) and provider == _GLOBAL
+    if provider is not None and not is_name and not callable(getattr(provider, "get_tracer", None)):
+        raise ConfigError(f"tracer_provider must be a TracerProvider, {_GLOBAL!r} or None, not {provider!r}")
 
 
 async def find_tracer(provider: object) -> TracerGuard | None:
@@ -95,10 +101,10 @@ class TracerGuard:
         if span is not None:
             self._safely(partial(span.set_attributes, dict(attributes)))
 
-    def note(self, span: Span | None, event: str, attributes: Attributes) -> None:
+    def note(self, span: Span | None, event: str, **attributes: str | int | float) -> None:
         """Something happens within a span."""
         if span is not None:
-            self._safely(partial(span.add_event, event, dict(attributes)))
+            self._safely(partial(span.add_event, event, {f"aiokv.{name}": value for name, value in attributes.items()}))
 
     def link(self, span: Span | None, place: Context) -> None:
         """A span has to do with the one that this place is below."""

@@ -168,14 +168,15 @@ class RequestSpan:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *exc_info: object) -> None:
+        _, error, _ = exc_info
         if isinstance(error, GeneratorExit):
             self._tracing.leave(self)
-        elif error is None:
+        elif isinstance(error, BaseException):
+            self.end(_name_outcome(error), error=error)
+        else:
             is_ready = self._record is not None and self._record.state is LeaseState.READY
             self.end("ready" if is_ready else "granted")
-        else:
-            self.end(_name_outcome(error), error=error)
 
     def waits(self, deferred: Deferred, *, prompt_tokens: int) -> None:
         """It could not be let in at once, and stands in line from now on."""
@@ -187,12 +188,12 @@ class RequestSpan:
         reason = deferred.reason.value
         if reason != self._reason:
             self._reason = reason
-            self._tracer.note(self._span, "deferred", {"aiokv.reason": reason})
+            self._tracer.note(self._span, "deferred", reason=reason)
 
     def granted(self, record: LeaseRecord) -> None:
         """It is let in; its loads go on."""
         self._record = record
-        self._tracer.note(self._span, "granted", {"aiokv.cpu_tokens": record.hit.cpu_tokens})
+        self._tracer.note(self._span, "granted", cpu_tokens=record.hit.cpu_tokens)
 
     def end(self, outcome: str, *, error: BaseException | None = None, at_ns: int | None = None) -> None:
         """End it, as of some time before perhaps. Idempotent."""

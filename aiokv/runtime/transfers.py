@@ -94,23 +94,9 @@ class TransferRunner:
     """Submits transfers and reports their completion to the core."""
 
     __slots__ = (
-        "_backend",
-        "_bridge",
-        "_core",
-        "_depths",
-        "_fencing",
-        "_is_paused",
-        "_is_stopped",
-        "_on_progress",
-        "_outlet",
-        "_queues",
-        "_report",
-        "_retry",
-        "_running",
-        "_schedule",
-        "_stats",
-        "_tracing",
-    )
+        "_backend", "_bridge", "_core", "_depths", "_fencing", "_is_paused", "_is_stopped", "_on_progress", "_outlet",
+        "_queues", "_report", "_retry", "_running", "_schedule", "_stats", "_tracing",
+    )  # fmt: skip
 
     def __init__(
         self,
