@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
@@ -86,25 +85,26 @@ class TracerGuard:
 
     def find_place(self, span: Span | None) -> Context:
         """The place below a span, which is itself not kept alive."""
-        place = None if span is None else self._safely(partial(self._below, span))
+        place = None if span is None else self._safely(lambda: self._below(span))
         return self.nowhere if place is None else place
 
     def start(
         self, name: str, attributes: Attributes, *, place: Context | None = None, since_ns: int | None = None
     ) -> Span | None:
         """Begin a span, now or as of some time before. Without a place it is below the caller's current one."""
-        begin = partial(self._tracer.start_span, name, context=place, start_time=since_ns)
-        return self._safely(partial(begin, attributes=dict(attributes)))
+        said = dict(attributes)
+        return self._safely(lambda: self._tracer.start_span(name, context=place, attributes=said, start_time=since_ns))
 
     def describe(self, span: Span | None, attributes: Attributes) -> None:
         """Say more of a span."""
         if span is not None:
-            self._safely(partial(span.set_attributes, dict(attributes)))
+            self._safely(lambda: span.set_attributes(dict(attributes)))
 
     def note(self, span: Span | None, event: str, **attributes: str | int | float) -> None:
         """Something happens within a span."""
         if span is not None:
-            self._safely(partial(span.add_event, event, {f"aiokv.{name}": value for name, value in attributes.items()}))
+            said = {f"aiokv.{name}": value for name, value in attributes.items()}
+            self._safely(lambda: span.add_event(event, said))
 
     def link(self, span: Span | None, place: Context) -> None:
         """A span has to do with the one that this place is below."""
@@ -114,12 +114,12 @@ class TracerGuard:
     def fail(self, span: Span | None) -> None:
         """What a span is around has not gone well."""
         if span is not None:
-            self._safely(partial(span.set_status, self._trace.StatusCode.ERROR))
+            self._safely(lambda: span.set_status(self._trace.StatusCode.ERROR))
 
     def end(self, span: Span | None, *, at_ns: int | None = None) -> None:
         """End a span, now or as of some time before."""
         if span is not None:
-            self._safely(partial(span.end, end_time=at_ns))
+            self._safely(lambda: span.end(end_time=at_ns))
 
     def _below(self, span: Span) -> Context:
         context = span.get_span_context()
@@ -129,7 +129,7 @@ class TracerGuard:
         return place
 
     def _safely(self, call: Callable[[], T]) -> T | None:
-        """What the tracer answers; None if it raises."""
+        """What the tracer answers; None if it raises. `call` also looks its methods up: a proxy may raise at that."""
         try:
             return call()
         except Exception as error:  # it is the host's, and serves nobody
