@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
@@ -88,6 +89,10 @@ class Ticket:
         self._intake = intake
         self._deadline = deadline
 
+    def traced(self) -> AbstractContextManager[object]:
+        """Around `admit` or `acquire`: a span, where there are spans."""
+        return self._entry.traced(self._intake.request_id)
+
     def try_acquire(self) -> Lease | Deferred:
         """Admit now, unless somebody waits who comes first. Hashes what is missing in one go."""
         keys = self._intake.token_ids
@@ -100,13 +105,11 @@ class Ticket:
 
     async def admit(self) -> Lease:
         """Hash, wait in line, be granted: the lease is pinned and reserved, its loads are running."""
-        with self._entry.traced(self._intake.request_id):
-            return await self._entry.admit(await self._hashed(), deadline=self._due)
+        return await self._entry.admit(await self._hashed(), deadline=self._due)
 
     async def acquire(self) -> Lease:
         """`admit`, then wait until the loads have ended."""
-        with self._entry.traced(self._intake.request_id):
-            return await self._entry.acquire(await self._hashed(), deadline=self._due)
+        return await self._entry.acquire(await self._hashed(), deadline=self._due)
 
     async def _hashed(self) -> AcquireRequest:
         keys = self._intake.token_ids

@@ -329,7 +329,11 @@ class KVRuntime:
         offloader.enter_for_intake()
         intake = make_intake()
         deadline = Deadline(offloader.loop, request_id=intake.request_id, timeout=timeout)
-        return await how(Ticket(offloader, intake, deadline=deadline))
+        ticket = Ticket(offloader, intake, deadline=deadline)
+        if offloader.tracing is None:  # asked here, so that who is not traced pays for no more than that
+            return await how(ticket)
+        with ticket.traced():
+            return await how(ticket)
 
     def _entered(self) -> Offloader:
         if self._offloader is None:

@@ -8,14 +8,13 @@ import os
 import random
 import subprocess
 import sys
-import timeit
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Final, cast, final
+from types import FrameType, SimpleNamespace
+from typing import Any, Final, final
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
@@ -26,7 +25,7 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 from aiokv import AcquireTimeout, BackendLost, CapacityError, ConfigError, CopyFailed, KVRuntime, Lease, UsageError
 from aiokv.model.plan import Deferred
-from aiokv.runtime.entry import AcquireCall, Entry
+from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.tracer_guard import find_tracer
 from aiokv.testing import FakeBackend, make_resident
 from tests.cancellation.ways import WAYS, Suspensions, Way
@@ -413,6 +412,32 @@ def test_spans_of_a_loop_that_died_end_with_close() -> None:
     ledger.assert_balanced()
 
 
+def test_loop_that_goes_on_after_close_ends_no_span_again() -> None:
+    ledger, provider = Ledger(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(ledger)
+    kv = KVRuntime(config_of(backend=FakeBackend(), cpu_blocks=16, watermark=0.0, tracer_provider=provider))
+
+    async def main() -> tuple[Lease, asyncio.Task[Lease]]:
+        await kv.open()
+        holding = granted(kv, prompt(8, extra=0), name="holding")
+        waiting = asyncio.create_task(kv.acquire("waiting", prompt(1, seed=1)))
+        await turns(3)
+        return holding, waiting
+
+    async def find_error(waiting: asyncio.Task[Lease]) -> BaseException | None:
+        await asyncio.wait([waiting])
+        return waiting.exception()
+
+    loop = asyncio.new_event_loop()
+    holding, waiting = loop.run_until_complete(main())
+    kv.close()
+    ledger.assert_balanced()
+    assert isinstance(loop.run_until_complete(find_error(waiting)), UsageError)
+    holding.release()
+    loop.close()
+    ledger.assert_balanced()
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 async def test_every_span_ends_wherever_an_acquire_is_ended_from_outside(way: Way) -> None:
     moment = 0
@@ -578,32 +603,29 @@ async def test_without_anybody_who_takes_spans_there_is_no_tracer(provider: obje
     assert await find_tracer(provider) is None
 
 
-def test_an_admission_without_spans_pays_next_to_nothing_for_them() -> None:
-    """The hook beside one whole short request on the same runtime, both timed here."""
-    untraced = Entry(cast("Any", SimpleNamespace(tracing=None)), make_lease=Lease)
+async def test_who_is_not_traced_runs_nothing_of_tracing() -> None:
+    called: list[str] = []
 
-    def hook() -> None:
-        with untraced.traced("req"):
-            pass
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).name in ("tracing.py", "tracer_guard.py"):
+            called.append(frame.f_code.co_qualname)
 
-    async def time_requests() -> float:
-        async with KVRuntime(config_of(backend=FakeBackend(manual=False), gpu_blocks=129, watermark=0.0)) as kv:
-            keys = kv.keys(prompt(64))
+    async def serve(kv: KVRuntime) -> None:
+        make_resident(kv, prompt(2), {GROUP: "cc"})
+        async with kv.acquire("req-1", prompt(3)) as lease:
+            lease.confirm(3 * BLOCK)
+        granted(kv, prompt(3)).release()
+        await kv.drain()
 
-            async def request() -> None:
-                async with kv.acquire("req", keys):
-                    pass
-
-            await request()
-            times = []
-            for _ in range(200):
-                started = timeit.default_timer()
-                await request()
-                times.append(timeit.default_timer() - started)
-            return min(times)
-
-    whole = asyncio.run(time_requests())
-    assert min(timeit.repeat(hook, number=1000, repeat=20)) / 1000 < whole / 20
+    for provider in (None, TracerProvider(shutdown_on_exit=False)):
+        config = config_of(backend=FakeBackend(manual=False), cpu_blocks=16, tracer_provider=provider)
+        async with KVRuntime(config) as kv:
+            sys.setprofile(note)
+            try:
+                await serve(kv)
+            finally:
+                sys.setprofile(None)
+        assert bool(called) == (provider is not None)
 
 
 RUN: Final = """
