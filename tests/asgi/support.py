@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 from aiokv import KVRuntime, RuntimeConfig
 from aiokv.testing import FakeBackend
 from aiokv_asgi import KvRoutes
-from tests.runtime.support import GEOMETRY, until
+from tests.runtime.support import GEOMETRY
 
 TOKEN = "a-token-for-tests-0123456789"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -42,6 +43,11 @@ async def client_of(app: ASGIApp, *, host: str = "localhost") -> AsyncIterator[h
         yield client
 
 
+async def reached(event: threading.Event) -> None:
+    """Wait for a thread to say that it has come so far."""
+    assert await asyncio.to_thread(event.wait, 20.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedded:
     """An open runtime behind its routes."""
@@ -63,7 +69,15 @@ async def embedded(kv: KVRuntime | None = None, **options: Any) -> AsyncIterator
 
 @final
 class _Server(uvicorn.Server):
-    """Leaves the signals of the process alone."""
+    """Leaves the signals of the process alone, and says when it has started."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,14 +104,8 @@ async def served(app: ASGIApp, *, port: int = 0) -> AsyncIterator[Served]:
         server = _Server(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5))
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         try:
-            await _until_started(server, serving)
+            await server.has_started.wait()
             yield Served(port=listening.getsockname()[1], server=server)
         finally:
             server.should_exit = True
             await serving
-
-
-async def _until_started(server: uvicorn.Server, serving: asyncio.Future[None]) -> None:
-    await until(lambda: server.started or serving.done())
-    if serving.done():
-        raise AssertionError("the server did not start")
