@@ -8,6 +8,7 @@ answered, or answers something else, is one line on stderr and status 1.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -63,10 +64,10 @@ def _top(
             threading.Event().wait(interval)
             watch.look()
         print_json(watch.as_json(), schema_version=_SCHEMA_VERSION)
-    elif once or not console.is_terminal:
-        console.print(watch.picture)
-    else:
+    elif not once and _is_live(console):
         _show(watch, console=console, interval_s=interval)
+    else:
+        console.print(watch.picture)
 
 
 @final
@@ -122,6 +123,11 @@ class _Watch:
         """The last state, and the rates if there was another one before."""
         rates = None if self._rates is None else asdict(self._rates)
         return {"url": self._source.url, "state": asdict(self.state), "rates": rates}
+
+
+def _is_live(console: Console) -> bool:
+    """Whether pictures can follow each other: FORCE_COLOR makes a pipe coloured, and no terminal."""
+    return sys.stdout.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
 def _show(watch: _Watch, *, console: Console, interval_s: float) -> None:

@@ -54,6 +54,13 @@ def test_without_a_terminal_it_prints_one_plain_picture(
     assert all(len(line) <= 80 for line in captured.out.splitlines())
 
 
+def test_colour_that_is_forced_makes_no_terminal_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with serving(LIVE) as server:
+        assert run(server.url) == 0
+        assert len(server.paths) == 1
+
+
 def test_json_is_one_object_with_the_rates_between_two_looks(capsys: pytest.CaptureFixture[str]) -> None:
     later = changed(uptime_s=14.5, prompt_tokens__gpu=3500)
     with answering(growing([LIVE, later])) as server:

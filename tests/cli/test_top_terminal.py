@@ -193,6 +193,13 @@ def test_no_color_is_heard() -> None:
     assert "█" in terminal.written
 
 
+def test_terminal_that_cannot_move_its_cursor_gets_one_picture() -> None:
+    with serving(LIVE) as server, showing(server, environ={"TERM": "dumb"}) as terminal:
+        assert terminal.end() == 0
+    assert "\x1b" not in terminal.written
+    assert "req-5" in terminal.written
+
+
 def test_once_on_a_terminal_leaves_the_picture_where_it_is() -> None:
     with serving(LIVE) as server, showing(server, "--once") as terminal:
         assert terminal.end() == 0

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
 from aiokv import AcquireTimeout, BackendLost, CapacityError, ConfigError, CopyFailed, KVRuntime, Lease, UsageError
-from aiokv.model.plan import Deferred
+from aiokv.model.plan import Deferred, Outcome
 from aiokv.runtime.entry import AcquireCall
 from aiokv.runtime.tracer_guard import find_tracer
 from aiokv.testing import FakeBackend, make_resident
@@ -339,6 +339,26 @@ async def test_transfer_that_the_backend_does_not_take_ends_its_span(error: Exce
         await lease.ready()
         lease.release()
         assert attributes_of(case.span("aiokv.load"))["aiokv.outcome"] == outcome
+
+
+async def test_transfer_of_several_ranks_ends_with_the_last_report() -> None:
+    provider, exporter = TracerProvider(shutdown_on_exit=False), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    backend = FakeBackend(block_bytes=BLOCK_BYTES)
+    config = config_of(backend=backend, tracer_provider=provider, world_size=3, remote_ranks=(1, 2))
+    async with KVRuntime(config) as kv:
+        make_resident(kv, prompt(2), {GROUP: "cc"})
+        lease = granted(kv, prompt(2))
+        (transfer,) = kv.transfers().take()
+        backend.complete_all()
+        kv.report(transfer.transfer_id, 1, Outcome.OK)
+        await turns(3)
+        assert [span.name for span in exporter.get_finished_spans()] == ["aiokv.acquire"]
+        kv.report(transfer.transfer_id, 2, Outcome.FAILED)
+        load = exporter.get_finished_spans()[-1]
+        assert load.name == "aiokv.load"
+        assert attributes_of(load)["aiokv.outcome"] == "error"
+        lease.release()
 
 
 async def test_stuck_copy_is_lost_when_the_runtime_closes_and_ends_once(caplog: pytest.LogCaptureFixture) -> None:
