@@ -204,6 +204,20 @@ async def test_degraded_closed_and_not_open_are_said() -> None:
         assert [said for said in page.complaints if "503" not in said] == []
 
 
+async def test_totals_that_fall_are_those_of_another_process_and_no_rate() -> None:
+    kv = new_runtime()
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
+        await page.until_text("#standing", "Serving")
+        body: Any = (await asyncio.to_thread(kv.collector.live)).as_json()
+        shares = []
+        for uptime, computed in ((100, 5000), (101, 6000), (102, 10), (103, 20)):
+            await answer_with(page, {**body, "uptime_s": uptime, "prompt_tokens": {"gpu": 0, "compute": computed}})
+            await page.until_text("#sources tr[data-source=compute] td:last-child", f"{computed:,}")
+            shares.append((await page.texts("#sources tr[data-source=compute] td"))[1:3])
+        assert [share for share, _ in shares] == ["100.0 %", "100.0 %", "–", "100.0 %"]
+        assert [rate for _, rate in shares][2:] == ["0", "10"]
+
+
 async def test_without_a_cpu_tier_there_is_no_panel_for_it() -> None:
     kv = new_runtime(cpu_blocks=0)
     async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
