@@ -46,5 +46,13 @@ def test_the_example_serves_with_metrics_probes_and_live_page() -> None:
     assert found["document"] == ["/generate"]
 
 
+def test_the_routes_need_starlette_and_no_server() -> None:
+    """Also no tensor library: a process that only watches must stay light."""
+    names = ("starlette", "fastapi", "uvicorn", "httpx", "torch")
+    driver = f"import sys, aiokv_asgi; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", driver], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "['starlette']"
+
+
 def test_the_example_is_short() -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 30

@@ -129,7 +129,6 @@ async def test_it_says_when_the_server_is_gone_and_goes_on_when_another_one_is_t
         assert await page.page.locator("#lost").is_visible()
         second = new_runtime(cpu_blocks=0)
         async with served(app_of(KvRoutes(second)), port=port):
-            await page.page.get_by_role("button", name="Try now").click()
             await page.until_text("#standing", "Serving")
             assert await page.page.locator("#lost").is_hidden()
             lease = granted(second, prompt(1), name="after")
@@ -175,7 +174,7 @@ async def asks_after(page: Shown, *, milliseconds: int) -> None:
     await page.until_it_has_asked()
 
 
-async def test_it_backs_off_while_nobody_answers() -> None:
+async def test_it_backs_off_while_nobody_answers_unless_told_to_try() -> None:
     kv = new_runtime()
     async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live", is_clocked=True) as page:
         await page.until_it_has_asked()
@@ -184,6 +183,9 @@ async def test_it_backs_off_while_nobody_answers() -> None:
             await asks_after(page, milliseconds=milliseconds)
             await page.until_text("#standing", "No answer")
         assert "HTTP 500" in (await page.texts("#lost-text"))[0]
+        await page.page.unroute_all()
+        await page.page.get_by_role("button", name="Try now").press("Enter")
+        await page.until_text("#standing", "Serving")
 
 
 async def test_degraded_closed_and_not_open_are_said() -> None:
