@@ -169,8 +169,21 @@ def test_a_file_that_cannot_be_read_or_is_no_text_is_an_error(tmp_path: Path) ->
             read_token(file=missing, environ={"AIOKV_ADMIN_TOKEN": TOKEN})
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)) * 1000)
+    with pytest.raises(ConfigError, match="at most 4096 bytes"):
+        read_token(file=binary, environ={})
+    binary.write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match="printable ASCII"):
         read_token(file=binary, environ={})
+
+
+def test_a_token_that_is_too_long_for_its_file_is_no_other_token(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("t" * 4096, encoding="utf-8")
+    assert read_token(file=secret, environ={}) == "t" * 4096
+    secret.write_text("t" * 4097, encoding="utf-8")
+    with pytest.raises(ConfigError, match="at most 4096 bytes") as caught:
+        read_token(file=secret, environ={})
+    assert "tttt" not in str(caught.value)
 
 
 def test_the_variable_is_no_setting_of_the_runtime() -> None:
