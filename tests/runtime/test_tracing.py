@@ -310,6 +310,27 @@ async def test_resumption_and_fork_are_admissions() -> None:
         assert names == ["first", "fork", "first"]
 
 
+async def test_resumption_that_is_polled_after_it_was_awaited_tells_the_ended_span_nothing() -> None:
+    async with traced() as case:
+        preempted = granted(case.kv, prompt(2), name="first").preempt()
+        holding = granted(case.kv, prompt(8, seed=1, extra=0), name="holding")
+        ahead = asyncio.create_task(case.kv.acquire("ahead", prompt(2, seed=2)))
+        await turns(3)
+        resuming = asyncio.ensure_future(preempted.resume())
+        await turns(3)
+        for task in (resuming, ahead):
+            task.cancel()
+            await asyncio.wait([task])
+        assert isinstance(preempted.try_resume(), Deferred), "for another reason than while somebody was ahead"
+        holding.release()
+        resumed = preempted.try_resume()
+        assert isinstance(resumed, Lease)
+        resumed.release()
+        spans = [span for span in case.spans("aiokv.acquire") if attributes_of(span)["aiokv.request_id"] == "first"]
+        assert [attributes_of(span)["aiokv.outcome"] for span in spans] == ["granted", "cancelled", "granted"]
+        assert [event_names(span) for span in spans] == [[], ["deferred"], []]
+
+
 # Copies that do not end well.
 
 
