@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiokv_asgi.answers import Workers
+from aiokv_asgi.answers import Workers, encode_json
 from tests.asgi.support import reached
 from tests.runtime.support import turns
 
@@ -71,3 +71,9 @@ async def test_who_leaves_before_its_turn_is_not_served() -> None:
 async def test_what_an_answer_raises_reaches_who_asked() -> None:
     with pytest.raises(ZeroDivisionError):
         await Workers().run(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_has_no_number_for_is_no_answer(number: float) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode_json({"number": number})

@@ -51,6 +51,13 @@ async def test_hosts_can_be_named_by_the_host() -> None:
         assert (await case.client.get("/health", headers={"Host": "any.example"})).status_code == 200
 
 
+async def test_a_name_that_lacks_www_is_refused_and_not_sent_elsewhere() -> None:
+    async with embedded(allowed_hosts=("www.example.com",)) as case:
+        answer = await case.client.get("/health", headers={"Host": "example.com"})
+        assert answer.status_code == 400
+        assert "location" not in answer.headers
+
+
 @pytest.mark.parametrize(
     "hosts", [(), "localhost", ("localhost:80",), ("http://localhost",), ("*.",), ("a*",), ("**",), ("a b",), ("",)]
 )

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +125,19 @@ async def test_many_who_watch_share_one_look_in_another_thread(monkeypatch: pyte
     assert {answer.status_code for answer in answers} == {200}
     assert len(threads) < 20
     assert threading.get_ident() not in threads
+
+
+async def test_a_state_is_shown_for_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("aiokv_asgi.live_page.time", SimpleNamespace(monotonic=lambda: now))
+    async with embedded() as case:
+        active, leases = [], []
+        for now, number in ((100.0, 0), (100.2, 1), (100.26, 2), (100.5, 3), (100.52, 4)):
+            leases.append(granted(case.kv, prompt(0, seed=number)))
+            active.append((await case.client.get("/live.json")).json()["leases"]["active"])
+        assert active == [1, 1, 3, 3, 5]
+        for lease in leases:
+            lease.release()
 
 
 async def test_one_who_leaves_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
