@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
+from aiokv.core.audit import Audit, HolderKind, Holding
 from aiokv.core.pool_values import PoolCounts
 from aiokv.testing import FakeBackend, make_resident
 from aiokv_asgi import KvRoutes
 from aiokv_asgi.views import show_audit, take_snapshot
 from tests.asgi.support import AUTHORIZED, TOKEN, Embedded, app_of, client_of, embedded, new_runtime
-from tests.runtime.support import BLOCK, GEOMETRY, GROUP, granted, prompt, turns, until
+from tests.runtime.support import GEOMETRY, GROUP, granted, prompt, turns, until
 
 
 async def get(case: Embedded, path: str, **query: Any) -> Any:  # noqa: ANN401  # JSON
@@ -140,13 +141,15 @@ async def test_an_audit_says_who_holds_what_since_when() -> None:
         backend.complete_all()
 
 
-async def test_the_largest_holdings_come_first() -> None:
-    async with new_runtime() as kv:
-        sizes = (2, 5, 1, 4)
-        leases = [granted(kv, prompt(1, seed=n), reserve_tokens=n * BLOCK, name=str(n)) for n in sizes]
-        reservations: Any = show_audit(kv.audit(), limit=3)["reservations"]
-        assert [held["request_id"] for held in reservations["listed"]] == ["5", "4", "2"]
-        released(leases)
+def test_the_largest_holdings_come_first() -> None:
+    holdings = tuple(
+        Holding(kind=HolderKind.LEASE, holder_id=blocks, request_id=f"of {blocks}", tier=Tier.GPU, blocks=blocks)
+        for blocks in (2, 5, 1, 4)
+    )
+    body: Any = show_audit(Audit(leases=(), pins=holdings, reservations=holdings, violations=()), limit=3)
+    for shown in (body["pins"], body["reservations"]):
+        assert [holding["request_id"] for holding in shown["listed"]] == ["of 5", "of 4", "of 2"]
+        assert shown["count"] == 4
 
 
 async def test_of_many_who_wait_for_one_copy_the_first_are_named() -> None:

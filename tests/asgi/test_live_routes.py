@@ -128,11 +128,12 @@ async def test_many_who_watch_share_one_look_in_another_thread(monkeypatch: pyte
 
 
 async def test_a_state_is_shown_for_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("aiokv_asgi.live_page.time", SimpleNamespace(monotonic=lambda: now))
+    clock = [100.0]
+    monkeypatch.setattr("aiokv_asgi.live_page.time", SimpleNamespace(monotonic=lambda: clock[0]))
     async with embedded() as case:
         active, leases = [], []
-        for now, number in ((100.0, 0), (100.2, 1), (100.26, 2), (100.5, 3), (100.52, 4)):
+        for number, now in enumerate((100.0, 100.2, 100.26, 100.5, 100.52)):
+            clock[0] = now
             leases.append(granted(case.kv, prompt(0, seed=number)))
             active.append((await case.client.get("/live.json")).json()["leases"]["active"])
         assert active == [1, 1, 3, 3, 5]
