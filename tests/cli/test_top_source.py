@@ -177,6 +177,22 @@ def test_server_that_answers_again_is_read_again() -> None:
         assert answer == LIVE
 
 
+def test_answer_that_never_ends_is_given_up_and_the_server_asked_anew() -> None:
+    with dripping(b"HTTP/1.1 200 OK\r\n\r\n{") as server:
+        source = LiveSource(server.url, patience_s=SHORT_S)
+        with pytest.raises(NoLiveState, match="no answer within"):
+            source.read()
+        server.answer = document(LIVE)
+        deadline = time.monotonic() + PATIENCE_S
+        answer: object = None
+        while answer is None and time.monotonic() < deadline:
+            try:
+                answer = source.read()
+            except NoLiveState:
+                continue
+        assert answer == LIVE
+
+
 @pytest.fixture
 def certified(tmp_path: Path) -> ssl.SSLContext:
     """What a server with a certificate of its own making speaks."""
