@@ -67,6 +67,15 @@ def test_loopback_is_asked_without_the_proxy_of_the_environment(monkeypatch: pyt
         assert read(server.url) == LIVE
 
 
+def test_another_machine_is_asked_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with serving(LIVE) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert read("http://kv.example:8000") == LIVE
+        assert proxy.paths == ["http://kv.example:8000/live.json"]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
