@@ -69,6 +69,26 @@ async def test_openmetrics_is_given_to_who_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain; version=abc",
+        "text/plain; version=99999999999999999999.1.1.1.1, text/plain; version=abc",
+        "application/openmetrics-text; version=1..0; escaping=",
+        "application/openmetrics-text; version=; q=nan,,;;=",
+        "application/openmetrics-text; version=2.abc; escaping=zzz",
+        "version=-1.0.0; \\",
+        "\x80\xff",
+    ],
+)
+async def test_an_accept_header_that_makes_no_sense_is_answered_all_the_same(accept: str) -> None:
+    async with embedded() as case:
+        headers = [(b"host", b"localhost"), (b"accept", accept.encode("latin-1"))]
+        answer = await case.client.get("/metrics", headers=headers)
+        assert answer.status_code == 200
+        assert "aiokv_build_info" in answer.text
+
+
+@pytest.mark.parametrize(
     ("asked", "is_packed"),
     [
         ("gzip", True),
