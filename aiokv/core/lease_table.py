@@ -130,6 +130,7 @@ class LeaseRecord:
         "leaving",
         "length",
         "loaded",
+        "loaded_at",
         "opened_at",
         "publish_limit",
         "registered",
@@ -163,6 +164,8 @@ class LeaseRecord:
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
+        self.loaded_at: float | None = None
+        """When the last of its loads ended, by the host's clock; None where it is planned again after that."""
         self.tables: list[BlockTable] = []
         self.state_slots: dict[int, BlockTable] = {}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""

@@ -95,7 +95,23 @@ class Pool(PoolView):
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
         self.settle()
         queued = self._queue.is_queued(slots)
-        self._queue.renew(slots if is_all(queued) else slots[queued])
+        touched = slots if is_all(queued) else slots[queued]
+        self._queue.renew(touched)
+        self.ages.stamp(touched)
+
+    def note_tick(self, tick: int) -> None:
+        """It is later now, by the host's clock; what was let go of before was let go of then."""
+        self.settle()
+        self.ages.set_time(tick)
+
+    def note_use(self, slots: SlotArray) -> None:
+        """A request is about to pin these blocks, which it has hit."""
+        reuses = self.ages.reuses
+        if len(slots) < reuses.until_next:
+            reuses.until_next -= len(slots)
+        else:
+            self.settle()
+            self.ages.count_used(slots, self._pins)
 
     def claim(self, n: int) -> None:
         """Promise `n` slots, to be named later; UsageError, nothing changed, if fewer are available."""
@@ -121,6 +137,8 @@ class Pool(PoolView):
         evicted = NOTHING_EVICTED
         if len(slots) < n:
             coldest = self._queue.pop(n - len(slots), scan_limit)
+            if not self._index.stale_count:
+                self.ages.count_evicted(coldest)
             evicted = self._index.remove(coldest)
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
         self._pins[slots] = ONE_PIN
