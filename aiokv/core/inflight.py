@@ -112,6 +112,8 @@ class Transfer:
     """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+    is_watched: bool = False
+    """The host wants to know when all its pins are back."""
     is_orphan: bool = False
     """All who wanted it have left, and its copies go on."""
     is_hidden: bool = False
@@ -179,6 +181,7 @@ class InflightTable:
         "_was_used",
         "cold_blocks",
         "orphan_blocks",
+        "returned",
         "watchers",
     )
 
@@ -193,6 +196,8 @@ class InflightTable:
         """Open copies whose sources were next to be evicted when they were planned."""
         self.orphan_blocks = dict.fromkeys(Direction, 0)
         """Open copies that go on although all who wanted them have left."""
+        self.returned: list[int] = []
+        """Watched transfers that have given all their pins back, until the host takes them."""
         self.watchers: list[ChangedHolders] = []
         """Each is told which transfers hold other slots than before, have come or have gone."""
 
@@ -260,6 +265,8 @@ class InflightTable:
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
         del self._transfers[transfer.transfer_id]
+        if transfer.is_watched:
+            self.returned.append(transfer.transfer_id)
         self._tell(transfer)
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:

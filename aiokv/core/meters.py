@@ -6,7 +6,6 @@ from collections.abc import Collection
 from typing import Final, final
 
 from aiokv.core.block_ages import TICKS_PER_SECOND, BlockAges
-from aiokv.core.inflight import Transfer
 from aiokv.core.world import World
 from aiokv.model.ids import Direction, Tier
 
@@ -43,7 +42,21 @@ class Meters:
         orphans = self._world.inflight.orphan_blocks
         return sum(orphans[direction] for direction in Direction if direction.target_tier is tier)
 
-    def unfinished(self, transfer_ids: Collection[int]) -> tuple[Transfer, ...]:
-        """Those of these transfers whose pins have not all been given back. The loop's thread asks."""
+    def watch(self, transfer_ids: Collection[int]) -> list[int]:
+        """Have those of these transfers in `take_returned` that are unfinished, once they are not; which they are."""
         inflight = self._world.inflight
-        return tuple(inflight.find(transfer_id) for transfer_id in transfer_ids if transfer_id in inflight)
+        running = [transfer_id for transfer_id in transfer_ids if transfer_id in inflight]
+        for transfer_id in running:
+            inflight.find(transfer_id).is_watched = True
+        return running
+
+    @property
+    def have_returned(self) -> bool:
+        """Whether `take_returned` has any."""
+        return len(self._world.inflight.returned) > 0
+
+    def take_returned(self) -> list[int]:
+        """Watched transfers that have given all their pins back; each is taken once."""
+        inflight = self._world.inflight
+        taken, inflight.returned = inflight.returned, []
+        return taken
