@@ -38,7 +38,7 @@ from aiokv.core.prefix_changes import PrefixChange, plan_change
 from aiokv.core.revocations import make_room
 from aiokv.core.slices import Job
 from aiokv.core.world import World
-from aiokv.model.ids import SlotArray, Tier
+from aiokv.model.ids import BoolArray, SlotArray, Tier
 from aiokv.model.plan import Outcome
 from aiokv.model.spec import FullAttention, RecurrentState
 

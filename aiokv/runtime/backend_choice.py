@@ -16,6 +16,7 @@ from aiokv.core.cache import CacheState
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Tier
 from aiokv.model.plan import StorePolicy
+from aiokv.observe.publisher import Publisher
 from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
 
@@ -73,7 +74,7 @@ def build_core(config: RuntimeConfig, *, layout: Layout) -> CacheState:
     return core
 
 
-def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
+def describe_runtime(backend: Backend, layout: Layout, *, publisher: Publisher) -> RuntimeFacts:
     """What the metrics say of a runtime beside its counts."""
     from aiokv import __version__  # not known yet while the package is being imported
 
@@ -83,6 +84,8 @@ def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
         backend=backend.name,
         slot_bytes=slot_bytes,
         read_pinning=lambda: backend.pinning.status,
+        bridge=backend.wake_mode.value,
+        read_event_queue=publisher.longest_backlog,
     )
 
 

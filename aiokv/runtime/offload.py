@@ -51,8 +51,8 @@ class Offloader:
     """Drives one `CacheState` from one event loop."""
 
     __slots__ = (
-        "_cleanups", "_drained", "_events", "_fences", "_is_detached", "_is_open", "_meters", "_outbox", "_owner", "_quiet",
-        "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices",
+        "_cleanups", "_drained", "_events", "_fences", "_is_detached", "_is_open", "_meters", "_outbox", "_owner",
+        "_quiet", "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices",
         "outlet", "publisher", "queue", "stats", "transfers",
     )  # fmt: skip
 
@@ -154,13 +154,13 @@ class Offloader:
         self.clock.closed(record)
         now = time.monotonic()
         self._meters.note_time(now)
-        copies = record.waiting | record.storing if how is Closing.CANCELLED else frozenset()
         if how in (Closing.FINISHED, Closing.PREEMPTED):
             self.core.finish(record, how=how, after=fence)
         else:
+            copies = record.waiting | record.storing
             self.core.release(record, how=how, after=fence)
-        if how is Closing.CANCELLED:
-            self._cleanups.begin(copies, since=now)
+            if how is Closing.CANCELLED:
+                self._cleanups.begin(copies, since=now)
         self.notices.closed(record.lease_id)
         self.progress()
 

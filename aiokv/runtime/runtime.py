@@ -97,7 +97,8 @@ class KVRuntime:
         store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
-        self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
+        facts = describe_runtime(backend, layout, publisher=offloader.publisher)
+        self.collector.attach(core, stats=offloader.stats, facts=facts)
         try:
             fencing.check_compute_stream()
         except ConfigError:
