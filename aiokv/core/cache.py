@@ -1,7 +1,7 @@
 """`CacheState`: the whole core behind one synchronous façade.
 
-Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers for the
-backend, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that steps itself
+Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to
+submit, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that steps itself
 calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and tells the end of each by
 `complete`, or rank by rank by `report`.
 

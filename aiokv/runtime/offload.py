@@ -52,8 +52,8 @@ class Offloader:
 
     __slots__ = (
         "_cleanups", "_drained", "_events", "_fences", "_is_detached", "_is_open", "_meters", "_outbox", "_owner",
-        "_quiet", "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices",
-        "outlet", "publisher", "queue", "stats", "transfers",
+        "_quiet", "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop",
+        "notices", "outlet", "publisher", "queue", "stats", "transfers",
     )  # fmt: skip
 
     def __init__(
