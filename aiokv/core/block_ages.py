@@ -1,7 +1,8 @@
 """How long the blocks of a pool lie idle: until they are evicted, and until a request uses them again.
 
 Duty: stamp blocks as their last pin goes, a batch at a time, and look at one block in `SAMPLE` of those that are
-evicted or hit: which one depends on their number alone, so what repeats is sampled alike.
+evicted or hit, and at no more than one of a step: which one depends on their number alone, so that what is repeated is
+sampled alike. Blocks that come and go together have one age.
 
 Rules: the core knows no clock. The host says what time it is before it lets requests in and out; what happens in
 between counts as happening then. Nothing here decides anything.
@@ -24,7 +25,7 @@ __all__ = ["GAP_BOUNDS", "SAMPLE", "TICKS_PER_SECOND", "BlockAges", "Gaps"]
 
 TICKS_PER_SECOND: Final = 16
 """Four bytes hold four years of them."""
-SAMPLE: Final = 256
+SAMPLE: Final = 1024
 
 _TICK_BOUNDS: Final = tuple(4**power for power in range(9))
 GAP_BOUNDS: Final = tuple(ticks / TICKS_PER_SECOND for ticks in _TICK_BOUNDS)
@@ -41,13 +42,13 @@ class Gaps:
         self.counts = [0] * (len(GAP_BOUNDS) + 1)
         self.ticks = 0
         self.until_next = SAMPLE
-        """The so manieth block from now on is the next to be looked at."""
+        """How many blocks from now on the next one is looked at."""
 
-    def pick(self, slots: SlotArray) -> SlotArray:
-        """Which of these blocks are looked at, when `until_next` of them have come."""
-        picked = slots[self.until_next - 1 :: SAMPLE]
-        self.until_next += len(picked) * SAMPLE - len(slots)
-        return picked
+    def pick(self, slots: SlotArray) -> int:
+        """Which of these blocks, `until_next` of them or more, is looked at."""
+        picked = slots.item(self.until_next - 1)
+        self.until_next = SAMPLE
+        return int(picked)
 
     def note(self, ticks: int) -> None:
         """One was idle for so long."""
@@ -78,16 +79,10 @@ class BlockAges:
         """These have fallen idle."""
         self._idle_since[slots] = self._now
 
-    def count_evicted(self, slots: IntArray) -> None:
-        """These idle blocks are being evicted."""
-        if len(slots) < self.evictions.until_next:
-            self.evictions.until_next -= len(slots)
-        else:
-            for since in self._idle_since[self.evictions.pick(slots)].tolist():
-                self.evictions.note(self.tick - since)
+    def note_eviction(self, slot: int) -> None:
+        """This idle block is being evicted."""
+        self.evictions.note(self.tick - self._idle_since.item(slot))
 
-    def count_used(self, slots: SlotArray, pins: NDArray[np.int32]) -> None:
-        """A request uses these blocks; those with pins were not idle."""
-        picked = self.reuses.pick(slots)
-        for since in self._idle_since[picked[pins[picked] == 0]].tolist():
-            self.reuses.note(self.tick - since)
+    def note_reuse(self, slot: int) -> None:
+        """A request uses this idle block."""
+        self.reuses.note(self.tick - self._idle_since.item(slot))

@@ -168,12 +168,16 @@ class Counters:
         A prefix ends at the end of a hash block: of what is computed only the tail may be less than a block.
         """
         from_gpu, from_cpu, computed = _SOURCES_IN[phase]
-        self.prompt_tokens[from_gpu] += hit.gpu_tokens
-        self.prompt_tokens[from_cpu] += hit.cpu_tokens
-        self.prompt_tokens[computed] += hit.compute_tokens
-        self.prompt_blocks[from_gpu] += hit.gpu_tokens // block_tokens
-        self.prompt_blocks[from_cpu] += hit.cpu_tokens // block_tokens
-        self.prompt_blocks[computed] += hit.compute_tokens // block_tokens
+        tokens, blocks = self.prompt_tokens, self.prompt_blocks
+        if hit.gpu_tokens:
+            tokens[from_gpu] += hit.gpu_tokens
+            blocks[from_gpu] += hit.gpu_tokens // block_tokens
+        if hit.cpu_tokens:
+            tokens[from_cpu] += hit.cpu_tokens
+            blocks[from_cpu] += hit.cpu_tokens // block_tokens
+        tokens[computed] += hit.compute_tokens
+        if hit.compute_tokens >= block_tokens:
+            blocks[computed] += hit.compute_tokens // block_tokens
 
     def record_switches(self, switches: int) -> None:
         """Record how often one matched prefix switched between the tiers."""

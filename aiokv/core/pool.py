@@ -106,12 +106,14 @@ class Pool(PoolView):
 
     def note_use(self, slots: SlotArray) -> None:
         """A request is about to pin these blocks, which it has hit."""
-        reuses = self.ages.reuses
-        if len(slots) < reuses.until_next:
-            reuses.until_next -= len(slots)
-        else:
-            self.settle()
-            self.ages.count_used(slots, self._pins)
+        reuses, count = self.ages.reuses, len(slots)
+        if count < reuses.until_next:
+            reuses.until_next -= count
+            return
+        self.settle()
+        slot = reuses.pick(slots)
+        if not self._pins.item(slot):
+            self.ages.note_reuse(slot)
 
     def claim(self, n: int) -> None:
         """Promise `n` slots, to be named later; UsageError, nothing changed, if fewer are available."""
@@ -137,8 +139,7 @@ class Pool(PoolView):
         evicted = NOTHING_EVICTED
         if len(slots) < n:
             coldest = self._queue.pop(n - len(slots), scan_limit)
-            if not self._index.stale_count:
-                self.ages.count_evicted(coldest)
+            self._note_eviction(coldest)
             evicted = self._index.remove(coldest)
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
         self._pins[slots] = ONE_PIN
@@ -215,6 +216,14 @@ class Pool(PoolView):
     def warm(self, limit: int) -> int:
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
+
+    def _note_eviction(self, slots: IntArray) -> None:
+        """These are being evicted; where some are stale they were forgotten before."""
+        evictions, count = self.ages.evictions, len(slots)
+        if count < evictions.until_next:
+            evictions.until_next -= count
+        elif not self._index.stale_count:
+            self.ages.note_eviction(evictions.pick(slots))
 
     def _lift(self, idle: IntArray) -> None:
         """Take slots without a pin out of the eviction queue. Raises as `pin` does."""

@@ -45,7 +45,7 @@ POOLS: Final = (
         kind=Kind.HISTOGRAM,
         unit="seconds",
         labels=("tier",),
-        help="How long evicted blocks had not been used, of one block in 256, to a sixteenth of a second.",
+        help="How long evicted blocks had not been used, of one block in 1,024, to a sixteenth of a second.",
         read=pool_readers.read_eviction_idle,
     ),
     Family(
@@ -53,7 +53,7 @@ POOLS: Final = (
         kind=Kind.HISTOGRAM,
         unit="seconds",
         labels=("tier",),
-        help="How long blocks had not been used when a request hit them, of one block in 256; none that was in use.",
+        help="How long blocks had not been used when a request hit them, of one block in 1,024; none that was in use.",
         read=pool_readers.read_reuse_gap,
     ),
     Family(
