@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.core.slot_memory import zeros
-from aiokv.model.ids import IntArray, SlotArray
+from aiokv.model.ids import SlotArray
 
 __all__ = ["GAP_BOUNDS", "SAMPLE", "TICKS_PER_SECOND", "BlockAges", "Gaps"]
 

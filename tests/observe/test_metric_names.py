@@ -44,7 +44,8 @@ from tests.observe.support import Scrape, opened
 from tests.runtime.support import finish_copies, prompt
 
 BASE_UNITS = ("seconds", "bytes", "tokens", "blocks")
-FORBIDDEN_WORDS = {"ms", "us", "ns", "milliseconds", "kb", "mb", "gb", "perc", "percent", "rate", "ratio", "d2h", "h2d", "count"}
+FORBIDDEN_WORDS = {"ms", "us", "ns", "milliseconds", "kb", "mb", "gb", "perc", "percent", "d2h", "h2d", "count"}
+RATIOS = {"rate", "ratio", "hitrate", "usage"}
 RESERVED_SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
 MAX_BUCKETS = 16
 MAX_SERIES = 700
@@ -97,7 +98,7 @@ def busy() -> tuple[Scrape, str]:
 def test_a_name_follows_the_rules(family: Family) -> None:
     words = family.name.split("_")
     assert re.fullmatch(r"aiokv(_[a-z0-9]+)+", family.name), "one prefix, snake case, no colon"
-    assert not FORBIDDEN_WORDS & set(words)
+    assert not (FORBIDDEN_WORDS | RATIOS) & set(words)
     assert not family.name.endswith(RESERVED_SUFFIXES), "the exposition adds these itself"
     if family.unit:
         assert family.unit in BASE_UNITS
