@@ -144,6 +144,7 @@ class Bridge:
 
     def poll(self) -> bool:
         """Ask the heads now, without the loop; True if anything ended. For closing after the loop has gone."""
+        self._rung_at = time.monotonic()
         return self._end_heads(budget=math.inf).ended > 0
 
     def close(self) -> None:
