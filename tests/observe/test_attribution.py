@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiokv import CacheGeometry, Deferred, KVRuntime, Lease, RuntimeConfig, Tier
@@ -246,6 +246,7 @@ async def live(geometry: CacheGeometry, asks: list[Ask]) -> None:
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, HYBRID], ids=["one group", "two groups"])
+@settings(max_examples=40)
 @given(asks=st.lists(ASKS, min_size=1, max_size=6))
 def test_each_prompt_is_counted_once_by_the_sources_of_the_oracle(geometry: CacheGeometry, asks: list[Ask]) -> None:
     asyncio.run(live(geometry, asks))
