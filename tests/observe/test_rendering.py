@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from aiokv.core.cache import CacheState
@@ -36,8 +36,7 @@ def registry_of(*, blocks: int) -> CollectorRegistry:
 
 
 def plain_registry(*, series: int) -> CollectorRegistry:
-    """As many series of prometheus_client's own, two thirds of them buckets."""
-    disable_created_metrics()
+    """As many series of prometheus_client's own or some more, two thirds of them buckets."""
     registry = CollectorRegistry()
     histogram_series = len(TRANSFER_BUCKETS) + 3
     for number in range(2 * series // 3 // histogram_series):
@@ -59,6 +58,11 @@ def least_seconds(*calls: Callable[[], object]) -> list[float]:
     return best
 
 
+def openmetrics(registry: CollectorRegistry) -> bytes:
+    text: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # the package types a part
+    return text
+
+
 def peak_bytes(call: Callable[[], object]) -> int:
     call()
     gc.collect()
@@ -75,7 +79,7 @@ def test_a_scrape_costs_a_few_times_what_the_same_series_cost_elsewhere() -> Non
     plain = plain_registry(series=len(Scrape(collector_of(blocks=100)).samples))
     scrape, reference = least_seconds(lambda: generate_latest(ours), lambda: generate_latest(plain))
     assert scrape <= MOST_TIMES * reference
-    scrape, reference = least_seconds(lambda: generate_openmetrics(ours), lambda: generate_openmetrics(plain))
+    scrape, reference = least_seconds(lambda: openmetrics(ours), lambda: openmetrics(plain))
     assert scrape <= MOST_TIMES * reference
 
 
