@@ -24,7 +24,7 @@ __all__ = [
 
 def read_pool_blocks(view: View) -> Iterable[Reading]:
     """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
-    pools = view.core.peek_pools()
+    pools = view.core.peek.pools()
     for tier, capacity in view.capacities.items():
         states = pools[tier].by_state()
         states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]
@@ -73,7 +73,7 @@ def read_alloc_failures(view: View) -> Iterable[Reading]:
 
 def read_orphan_buffers(view: View) -> Iterable[Reading]:
     """Written although nobody waits, or perhaps written although the backend is lost."""
-    pools = view.core.peek_pools()
+    pools = view.core.peek.pools()
     for tier in view.capacities:
         yield Reading((tier.value,), view.core.meters.orphan_blocks(tier) + pools[tier].quarantined)
 

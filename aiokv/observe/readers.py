@@ -47,6 +47,10 @@ class RuntimeFacts:
     """Bytes behind one slot; absent or 0 where the backend has no memory of its own."""
     read_pinning: Callable[[], PinStatus] = lambda: NOT_NEEDED
     """How the CPU arena stands with the device, at the moment; any thread may ask."""
+    read_accepting: Callable[[], bool] = lambda: True
+    """Whether requests are let in, at the moment; any thread may ask."""
+    read_waiting: Callable[[], int] = lambda: 0
+    """How many requests wait in line for capacity; any thread may ask."""
     bridge: str = "poll"
     """How the runtime learns that copies have ended."""
     read_event_queue: Callable[[], int] = lambda: 0

@@ -38,6 +38,7 @@ from aiokv.runtime.notices import Notices
 from aiokv.runtime.ownership import Owner
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.timers import LoopTimer
+from aiokv.runtime.tracing import Tracing
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
@@ -53,7 +54,7 @@ class Offloader:
     __slots__ = (
         "_cleanups", "_drained", "_events", "_fences", "_is_detached", "_is_open", "_meters", "_outbox", "_owner",
         "_quiet", "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop",
-        "notices", "outlet", "publisher", "queue", "stats", "transfers",
+        "notices", "outlet", "publisher", "queue", "stats", "tracing", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class Offloader:
         outlet: RankOutlet,
         stats: Stats,
         fencing: Fencing,
+        tracing: Tracing | None = None,
         lease_age_limit_s: float | None = None,
     ) -> None:
         self.core = core
@@ -72,6 +74,7 @@ class Offloader:
         self.loop = loop
         self.outlet = outlet
         self.stats = stats
+        self.tracing = tracing
         self.clock = LeaseClock(core, stats=stats, age_limit_s=lease_age_limit_s, make_timer=partial(LoopTimer, loop))
         self.queue = WaitQueue()
         self.publisher = Publisher()
@@ -103,6 +106,7 @@ class Offloader:
             outlet=self.outlet,
             stats=self.stats,
             fencing=self.fencing,
+            tracing=self.tracing,
             make_timer=partial(LoopTimer, self.loop),
             schedule=self.schedule,
             on_progress=self.progress,
@@ -125,6 +129,11 @@ class Offloader:
     def enter_to_close(self) -> None:
         """Like `enter`, for `close`: any thread of the process may, once the loop does not run there any more."""
         self._owner.take_over_to_close()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests are let in. Any thread may ask."""
+        return self._is_open
 
     @property
     def is_in_loop(self) -> bool:
@@ -150,7 +159,7 @@ class Offloader:
 
     def close_lease(self, record: LeaseRecord, *, how: Closing, after: object = None) -> None:
         """Give a lease back behind a fence, by the way it ended; whoever waits for it is told."""
-        fence = self.fencing.find_end(record, after)
+        fence = self.fencing.promise_end(record, after)
         self.clock.closed(record)
         now = time.monotonic()
         self._meters.note_time(now)
@@ -287,14 +296,6 @@ class Offloader:
         self.bridge.resume()
         if not self.loop.is_closed():
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
-
-    def shut_leases(self) -> None:
-        """Give every live lease back, and every residence hint."""
-        for record in self.core.leases():
-            if record.state is not LeaseState.RELEASED:
-                self.close_lease(record, how=Closing.SHUTDOWN)
-        for hint in self.core.hints.live():
-            self.core.hints.release(hint, how=HintClosing.SHUTDOWN)
 
     def detach(self) -> None:
         """The loop will not turn any more: stop timers and readers, do what is left inline."""
