@@ -26,7 +26,7 @@ from aiokv.backends.base import BackendLayout, Pinning, WakeMode
 from aiokv.backends.cuda_completion import CudaEvent
 from aiokv.backends.cuda_driver import CudaDriver, CudaError
 from aiokv.backends.cuda_events import CudaFence, stream_handle
-from aiokv.backends.cuda_session import CudaSession
+from aiokv.backends.cuda_session import CudaSession, released_on_error
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
 from aiokv.model.ids import Direction, SlotArray
@@ -244,8 +244,12 @@ def _load_driver(layout: Layout) -> CudaDriver:
         raise ConfigError(f"the CUDA backend copies device memory, but the tensors are on {layout.device}")
     if ordinal:
         return driver
-    found = driver.device_of(next(iter(layout.fragments.values()))[0].address)
-    return driver if found == driver.ordinal else CudaDriver.load(ordinal=found)
+    with released_on_error(driver):
+        found = driver.device_of(next(iter(layout.fragments.values()))[0].address)
+    if found == driver.ordinal:
+        return driver
+    driver.release()
+    return CudaDriver.load(ordinal=found)
 
 
 @contextmanager
