@@ -28,7 +28,7 @@ from aiokv.backends.cuda_driver import CudaDriver, CudaError
 from aiokv.backends.cuda_events import CudaFence, stream_handle
 from aiokv.backends.cuda_session import CudaSession, released_on_error
 from aiokv.backends.pinning import NOTHING_TO_PIN
-from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
+from aiokv.errors import BackendLost, ConfigError, CopyFailed, StreamCaptured, UsageError
 from aiokv.model.ids import Direction, SlotArray
 from aiokv.model.plan import CopyBatch
 
@@ -126,7 +126,7 @@ class CudaBackend:
     def fence(self, stream: object) -> CudaFence:
         """A point of `stream`: a handle, a torch stream, or an object with `__cuda_stream__`.
 
-        `UsageError` for anything else, and for a stream that is being captured into a graph.
+        `UsageError` for anything else, `StreamCaptured` for one that is being captured into a graph.
         """
         session = self._require_open()
         handle = stream_handle(stream)
@@ -221,7 +221,7 @@ class CudaBackend:
 
     def _require_not_capturing(self, session: CudaSession, stream: int) -> None:
         if session.driver.is_capturing(stream):
-            raise UsageError("this stream is being captured into a CUDA graph: a fence would become part of it")
+            raise StreamCaptured(stream)
 
     @contextmanager
     def _translated(self, session: CudaSession) -> Iterator[None]:

@@ -27,6 +27,8 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
         return
     fencing.check_stream(stream)  # before it is noted: its fences are asked for when the lease ends
     _submit_loads(offloader, record)
+    if not offloader.transfers.settle_fences():
+        raise UsageError("no stream can be made to wait while the engine's streams are being captured or refused")
     if stream not in record.streams:
         record.streams.append(stream)
     for transfer in offloader.core.transfers() if record.waiting else ():
@@ -36,8 +38,6 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
                 backend.wait(stream, event)
             elif transfer.state is not TransferState.DONE:
                 raise _failed(record)
-    if not offloader.transfers.settle_fences():
-        raise UsageError("no stream can be made to wait while the engine's stream is being captured")
     fencing.make_wait(stream, record)
 
 
