@@ -176,7 +176,7 @@ class KVRuntime:
 
     @property
     def capacity_generation(self) -> int:
-        """Changes whenever GPU capacity has been given back."""
+        """Changes whenever GPU capacity has been given back, or blocks were confirmed that others may share."""
         return self._entered().core.capacity_generation
 
     def keys(self, token_ids: TokenIds, **identity: Unpack[KeyOptions]) -> BlockKeys:
