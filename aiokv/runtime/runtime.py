@@ -100,7 +100,7 @@ class KVRuntime:
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
         try:
             fencing.check_compute_stream()
-        except ConfigError:
+        except Exception:  # the backend may be lost by now, too
             await self.aclose()
             raise
 

@@ -167,3 +167,16 @@ async def test_a_backend_without_fences_says_so_once(caplog: pytest.LogCaptureFi
                 granted(case.kv, prompt(1, seed=seed)).release()
                 await turns(3)
         assert sum("no fence can be recorded" in record.message for record in caplog.records) == 1
+
+
+async def test_a_backend_that_is_lost_by_the_time_it_is_open_is_closed_again() -> None:
+    """Nobody else would: who enters `async with` in vain does not leave it."""
+    fake = FakeBackend()
+    backend = FencedBackend(fake)
+    backend.fault = BackendLost("fenced", detail="a test wanted it")
+    kv = KVRuntime(config_of(backend=backend, compute_stream=MAIN, close_grace_s=1.0))
+    with pytest.raises(BackendLost):
+        await kv.open()
+    assert fake.closed
+    with pytest.raises(UsageError, match="clos"):
+        kv.try_acquire("request", prompt(1))
