@@ -107,13 +107,13 @@ class Fencing:
                 raise ConfigError(f"compute_stream cannot be used: {error}") from error
 
     def check_stream(self, stream: object) -> None:
-        """`UsageError` for what the backend takes for no stream, and for one that is being captured."""
+        """`UsageError` for what the backend takes for no stream, `StreamCaptured` for one that is being captured."""
         self._backend.fence(stream)
 
     def record(self, stream: object) -> Fence | None:
         """A fence of `stream` (None: the compute stream) now; None where the backend has nothing to wait for.
 
-        `UsageError` on a stream that is being captured.
+        `UsageError` for what is no stream, `StreamCaptured` for one that is being captured.
         """
         if stream is None:
             stream = self._compute.current()

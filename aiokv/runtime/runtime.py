@@ -196,7 +196,7 @@ class KVRuntime:
         """A point of the engine's stream (default: `compute_stream`), for the `after=` of a lease's calls: it stands
         for all that was launched there so far. In host memory it is None, which says the same.
 
-        `UsageError` on a stream that is being captured, and inside `quiesce`.
+        `UsageError` inside `quiesce` and for what is no stream; `StreamCaptured` for one that is being captured.
         """
         offloader = self._entered()
         offloader.enter_for_intake()
