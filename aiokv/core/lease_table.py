@@ -188,8 +188,10 @@ class LeaseRecord:
         self.is_bare = False
         """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
-        self.fenced = 0  # the number of the last fence behind which its slots were written, read or given back
-        self.streams: list[object] = []  # those that were made to wait for its loads: their kernels use its slots
+        self.fenced = 0
+        """The number of the last fence behind which its slots were written, read or given back; 0 for none."""
+        self.streams: list[object] = []
+        """Those that were made to wait for its loads: their kernels use its slots."""
         self.given_back = [0] * len(block_sizes)
         """Per group, blocks `[0, given_back)` are no longer held."""
         self.epochs = epochs
@@ -287,6 +289,11 @@ class LeaseRecord:
             parts.append(table.held_slots())
             ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
         return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
+
+    def count_held(self) -> int:
+        """How many GPU slots it holds, claims without a name not counted; from any thread."""
+        tables = (*self.tables, *self.state_slots.values())
+        return sum(table.count_held() for table in tables) + len(self.leaving)
 
     def _held_slots_of_equals(self) -> IntArray:
         """The same where one position is as long in all tables: they are read side by side, and nothing is sorted."""

@@ -95,7 +95,7 @@ CALLS: dict[str, Callable[[Left], object]] = {
 }
 UNTOUCHED = {
     "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "may_have_come",
-    "peek_counts", "quarantined_count", "tier", "unclaim", "unpin_late",
+    "peek_counts", "peeked_books", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip
 """Those that no dropped pin changes, the one that tells as much, and what asks two pools as `find` asks one."""
@@ -151,6 +151,6 @@ def test_a_slice_or_the_next_turn_drops_them_without_anybody_looking() -> None:
         record = cache.try_acquire(AcquireRequest(request_id="a", keys=keys, prompt_tokens=160))
         assert isinstance(record, LeaseRecord)
         cache.release(record)
-        assert cache.peek_pools()[Tier.GPU].reserved == 10
+        assert cache.peek.pools()[Tier.GPU].reserved == 10
         turn()
-        assert cache.peek_pools()[Tier.GPU].reserved == 0
+        assert cache.peek.pools()[Tier.GPU].reserved == 0
