@@ -18,20 +18,15 @@ import logging
 import os
 import threading
 from importlib import import_module
-from itertools import takewhile
 from types import ModuleType
 from typing import Any, Final, final
 
+from aiokv.backends.cuda_versions import OLDEST_DRIVER, are_bindings_supported, as_text, is_driver_supported
 from aiokv.errors import ConfigError, UsageError
 
-__all__ = ["CudaDriver", "CudaError", "are_bindings_supported"]
+__all__ = ["CudaDriver", "CudaError"]
 
 _log = logging.getLogger(__name__)
-
-_OLDEST_DRIVER: Final = 12_000
-_OLDEST_BINDINGS: Final = (12, 9, 10)
-"""Earlier ones were not tried; 12.8.0 keeps the GIL in calls that block."""
-_BINDINGS_END: Final = (14,)
 
 # The driver's own numbers: the names that bindings have for them change with their versions.
 _NOT_READY: Final = 600
@@ -130,9 +125,8 @@ class CudaDriver:
         if code:
             raise ConfigError(f"CUDA cannot be used: {CudaError(code, 'cuInit', name=_name_of(api, code))}")
         version, devices = int(api.cuDriverGetVersion()[1]), int(api.cuDeviceGetCount()[1])
-        if version < _OLDEST_DRIVER:
-            found, needed = _as_text(version), _as_text(_OLDEST_DRIVER)
-            raise ConfigError(f"CUDA cannot be used: the driver supports CUDA {found}, aiokv needs {needed}")
+        if not is_driver_supported(found := as_text(version)):
+            raise ConfigError(f"CUDA cannot be used: the driver supports CUDA {found}, aiokv needs {OLDEST_DRIVER}")
         if not 0 <= ordinal < devices:
             raise ConfigError(f"CUDA cannot be used: there is no device {ordinal}, the driver sees {devices}")
         try:
@@ -319,12 +313,6 @@ class CudaDriver:
         return True
 
 
-def are_bindings_supported(version: str) -> bool:
-    """Whether aiokv works with this version of cuda-bindings; of "12.9.10.post1" the numbers in front count."""
-    numbers = tuple(map(int, takewhile(str.isdecimal, version.split("."))))
-    return _OLDEST_BINDINGS <= numbers < _BINDINGS_END
-
-
 def _import_bindings() -> ModuleType:
     try:
         package, driver = import_module("cuda.bindings"), import_module("cuda.bindings.driver")
@@ -344,7 +332,3 @@ def _name_of(api: ModuleType, code: int) -> str:
     except Exception:  # a code that these bindings do not know
         return ""
     return found.decode() if isinstance(found, bytes) else str(found or "")
-
-
-def _as_text(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
