@@ -5,7 +5,8 @@ evicted or hit, and at no more than one of a step: which one depends on their nu
 sampled alike. Blocks that come and go together have one age.
 
 Rules: the core knows no clock. The host says what time it is before it lets requests in and out; what happens in
-between counts as happening then. Nothing here decides anything.
+between counts as happening then. Until it does so for the first time nothing is stamped, and what was idle by then has
+no age. Nothing here decides anything.
 
 State: the tick at which each slot fell idle; how many blocks are passed before the next sample of each kind.
 """
@@ -60,29 +61,38 @@ class Gaps:
 class BlockAges:
     """When each slot of a pool fell idle, and samples of what came of it."""
 
-    __slots__ = ("_idle_since", "_now", "evictions", "reuses", "tick")
+    __slots__ = ("_idle_since", "_now", "evictions", "is_on", "reuses", "tick")
 
     def __init__(self, slots: int) -> None:
         self._idle_since: NDArray[np.int32] = zeros(slots, np.int32)
         self._now = np.array(0, np.int32)
         self.tick = 0
         """The time as the host told it last."""
+        self.is_on = False
+        """Whether it ever did."""
         self.evictions = Gaps()
         self.reuses = Gaps()
 
     def set_time(self, tick: int) -> None:
         """It is later now."""
+        self.is_on = True
         self.tick = tick
         self._now = np.array(tick, np.int32)
 
     def stamp(self, slots: SlotArray) -> None:
         """These have fallen idle."""
-        self._idle_since[slots] = self._now
+        if self.is_on:
+            self._idle_since[slots] = self._now
 
     def note_eviction(self, slot: int) -> None:
         """This idle block is being evicted."""
-        self.evictions.note(self.tick - self._idle_since.item(slot))
+        self._note(self.evictions, slot=slot)
 
     def note_reuse(self, slot: int) -> None:
         """A request uses this idle block."""
-        self.reuses.note(self.tick - self._idle_since.item(slot))
+        self._note(self.reuses, slot=slot)
+
+    def _note(self, gaps: Gaps, *, slot: int) -> None:
+        since = self._idle_since.item(slot)
+        if since:
+            gaps.note(self.tick - since)

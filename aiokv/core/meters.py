@@ -26,7 +26,8 @@ class Meters:
     def note_time(self, now: float) -> None:
         """It is `now`, in seconds of the host's clock, which never goes back; to be told before requests come and go.
 
-        Blocks that fall idle are stamped with it. A host that never tells has no ages.
+        Blocks that fall idle are stamped with it. A host that never tells has no ages,
+        and does not pay for them.
         """
         tick = int(now * TICKS_PER_SECOND) & _LAST_TICK
         if tick != self._world.tick:

@@ -106,6 +106,8 @@ class Pool(PoolView):
 
     def note_use(self, slots: SlotArray) -> None:
         """A request is about to pin these blocks, which it has hit."""
+        if not self.ages.is_on:
+            return
         reuses, count = self.ages.reuses, len(slots)
         if count < reuses.until_next:
             reuses.until_next -= count
@@ -219,6 +221,8 @@ class Pool(PoolView):
 
     def _note_eviction(self, slots: IntArray) -> None:
         """These are being evicted; where some are stale they were forgotten before."""
+        if not self.ages.is_on:
+            return
         evictions, count = self.ages.evictions, len(slots)
         if count < evictions.until_next:
             evictions.until_next -= count

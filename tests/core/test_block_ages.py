@@ -109,6 +109,7 @@ def test_an_eviction_is_sampled_by_the_time_since_the_last_use() -> None:
 
 def test_what_a_reset_made_unfindable_is_not_evicted_again() -> None:
     cache = CacheState(GEOMETRY, gpu_blocks=SAMPLE + 1)
+    cache.meters.note_time(1.0)
     for seed in (1, 2):
         served(cache, seed=seed, blocks=SAMPLE - 1)
     cache.reset()
@@ -136,10 +137,22 @@ def test_a_cache_without_a_cpu_tier_has_no_ages_of_one() -> None:
 
 
 def test_a_host_that_tells_no_time_has_no_ages() -> None:
-    cache = CacheState(GEOMETRY, gpu_blocks=4 * SAMPLE)
+    cache = CacheState(GEOMETRY, gpu_blocks=SAMPLE + 1)
     served(cache, seed=1)
     cache.release(acquired(cache, seed=1))
-    assert gaps_of(cache, kind="reuses") == [GAP_BOUNDS[0]]
+    cache.release(acquired(cache, seed=2))
+    assert gaps_of(cache, kind="reuses") == gaps_of(cache, kind="evictions") == []
+
+
+def test_what_was_idle_before_the_first_time_was_told_has_no_age() -> None:
+    cache = CacheState(GEOMETRY, gpu_blocks=4 * SAMPLE)
+    served(cache, seed=1)
+    cache.meters.note_time(100.0)
+    cache.release(acquired(cache, seed=1))
+    assert gaps_of(cache, kind="reuses") == []
+    cache.meters.note_time(103.0)
+    cache.release(acquired(cache, seed=1))
+    assert gaps_of(cache, kind="reuses") == [4.0]
 
 
 @pytest.mark.parametrize("now", [0.0, 1e-9, 1.0, 3e8, 1e12])
