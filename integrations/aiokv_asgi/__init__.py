@@ -1,1 +1,6 @@
 """Embeds an aiokv runtime in a Starlette or FastAPI app: lifespan, metrics, probes, admin routes, live page."""
+
+from aiokv_asgi.guards import LOOPBACK_HOSTS
+from aiokv_asgi.routes import KvRoutes
+
+__all__ = ["LOOPBACK_HOSTS", "KvRoutes"]
