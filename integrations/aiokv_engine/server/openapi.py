@@ -6,7 +6,7 @@ thread; that is why their schemas are put into the document here.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -15,9 +15,26 @@ from pydantic.json_schema import models_json_schema
 from aiokv_engine.server.schema import ChatRequest, CompletionRequest
 from aiokv_engine.server.service import Service
 
-__all__ = ["GENERATION_RESPONSES", "LOOKUP_RESPONSES", "body_of", "describe"]
+__all__ = ["GENERATION_RESPONSES", "LOOKUP_RESPONSES", "ModelCard", "ModelList", "body_of", "describe"]
 
 _REF: Final = "#/components/schemas/{model}"
+
+
+class ModelCard(BaseModel):
+    """The served model. `max_model_len` bounds prompt and answer together, in tokens."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "aiokv"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    """All models there are."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
 
 
 class ErrorDetail(BaseModel):
