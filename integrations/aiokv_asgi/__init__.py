@@ -2,5 +2,6 @@
 
 from aiokv_asgi.guards import LOOPBACK_HOSTS
 from aiokv_asgi.routes import KvRoutes
+from aiokv_asgi.secret import read_token
 
-__all__ = ["LOOPBACK_HOSTS", "KvRoutes"]
+__all__ = ["LOOPBACK_HOSTS", "KvRoutes", "read_token"]

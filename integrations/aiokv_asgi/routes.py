@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import final
 
 from prometheus_client import CollectorRegistry
 from starlette.routing import BaseRoute, Route
 
 from aiokv import KVRuntime
+from aiokv_asgi.admin import Admin
 from aiokv_asgi.answers import Workers
 from aiokv_asgi.exposition import Exposition
-from aiokv_asgi.guards import LOOPBACK_HOSTS, check_host
+from aiokv_asgi.guards import LOOPBACK_HOSTS, check_bearer, check_host
+from aiokv_asgi.live_page import LivePage
 from aiokv_asgi.probes import Probes
 
 __all__ = ["KvRoutes"]
@@ -30,7 +33,8 @@ class KvRoutes:
 
     Without a `registry` the metrics are those of the runtime; a registry that is given has to show them itself, with
     `kv.collector` or, for several runtimes, with an `aiokv.observe.pools.PoolsCollector`. `allowed_hosts` names the
-    hosts that requests may be for, without ports: `*.example.com` stands for all below it, `*` for any.
+    hosts that requests may be for, without ports: `*.example.com` stands for all below it, `*` for any. `/kv/*` are
+    there only with an `admin_token`, `/live` and `/live.json` only with `live`.
     """
 
     __slots__ = ("_kv", "_probes", "routes")
@@ -47,15 +51,26 @@ class KvRoutes:
         if registry is None:
             registry = CollectorRegistry()
             registry.register(kv.collector)
-        host_check = check_host(allowed_hosts)
-        exposition = Exposition(registry, workers=Workers())
         self._kv = kv
         self._probes = Probes(kv)
+        workers = Workers()
+        get = partial(Route, methods=["GET"], middleware=[check_host(allowed_hosts)])
         self.routes: list[BaseRoute] = [
-            Route("/metrics", exposition.show, methods=["GET"], middleware=[host_check]),
-            Route("/health", self._probes.show_health, methods=["GET"], middleware=[host_check]),
-            Route("/ready", self._probes.show_ready, methods=["GET"], middleware=[host_check]),
+            get("/metrics", Exposition(registry, workers=workers).show),
+            get("/health", self._probes.show_health),
+            get("/ready", self._probes.show_ready),
         ]
+        if live:
+            page = LivePage(kv, workers=workers)
+            self.routes += [get("/live", page.show_page), get("/live.json", page.show_state)]
+        if admin_token is not None:
+            admin = Admin(kv, workers=workers)
+            guards = [check_host(allowed_hosts), check_bearer(admin_token)]
+            self.routes += [
+                Route("/kv/snapshot", admin.show_snapshot, methods=["GET"], middleware=guards),
+                Route("/kv/audit", admin.show_audit, methods=["GET"], middleware=guards),
+                Route("/kv/reset", admin.reset, methods=["POST"], middleware=guards),
+            ]
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
