@@ -157,6 +157,10 @@ class Engine:
         finally:
             self._steps.leave(lease, give_back=give_back)
 
+    async def wait_idle(self) -> None:
+        """Waits until no step runs; requests that have left have given their blocks back by then."""
+        await self._steps.wait_idle()
+
     async def run(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's torch thread, between two steps, and returns what it returns."""
         return await self._worker.run(work)

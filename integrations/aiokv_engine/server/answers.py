@@ -1,6 +1,6 @@
 """What is sent of an answer: one JSON document, or server-sent events, for completions and for chats.
 
-Beside OpenAI's `cached_tokens`, `prompt_tokens_details` has `gpu_cached_tokens` and `cpu_cached_tokens`, which sum to it.
+Beside OpenAI's `cached_tokens` there are `gpu_cached_tokens` and `cpu_cached_tokens`, which sum to it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,11 @@ class CompletionWire:
     def events(self, pieces: Sequence[Piece]) -> bytes:
         """One event per piece that says something."""
         return b"".join(
-            _event(self._heading, kind=_COMPLETION, choices=[_completion_choice(piece.index, text=piece.text, finish=piece.finish)])
+            _event(
+                self._heading,
+                kind=_COMPLETION,
+                choices=[_completion_choice(piece.index, text=piece.text, finish=piece.finish)],
+            )
             for piece in pieces
             if piece.text or piece.finish
         )

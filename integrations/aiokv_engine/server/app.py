@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from aiokv_asgi import LOOPBACK_HOSTS, KvRoutes
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from aiokv_asgi import LOOPBACK_HOSTS, KvRoutes
 from aiokv_engine.server.answers import ChatWire, CompletionWire
 from aiokv_engine.server.errors import ApiError, Outcome
 from aiokv_engine.server.exchange import Exchange, Kind
@@ -86,8 +86,6 @@ def make_app(service: Service, *, access: Access | None = None, created: int = 0
     describe(app, service=service)
     app.router.routes.extend(kv_routes.routes)
     return ServerApp(app=app, service=service, kv_routes=kv_routes)
-
-
 
 
 def _generation_routes(service: Service) -> APIRouter:

@@ -78,7 +78,6 @@ def _parse(body: bytes, *, as_type: type[R]) -> R:
 def _explain(first: ErrorDetails) -> ApiError:
     """Returns the error for a client; what it has sent is not in it, but for the name of an unknown parameter."""
     param = str(first["loc"][0])[:_LONGEST_NAME] if first["loc"] else None
-    known = _EXPLANATIONS.get(param or "")
     match first["type"]:
         case "json_invalid":
             return ApiError("the body is not valid JSON", code="invalid_json")
@@ -87,8 +86,10 @@ def _explain(first: ErrorDetails) -> ApiError:
         case "missing":
             return ApiError(f"{_place(first)} is required", param=param, code="missing_parameter")
         case _:
-            reason = known or first["msg"][0].lower() + first["msg"][1:]
-            return ApiError(f"{_place(first)}: {reason}"[:_LONGEST_MESSAGE], param=param, code="invalid_parameter")
+            place, reason = _place(first), first["msg"][0].lower() + first["msg"][1:]
+            if param is not None and param in _EXPLANATIONS:
+                place, reason = param, _EXPLANATIONS[param]
+            return ApiError(f"{place}: {reason}"[:_LONGEST_MESSAGE], param=param, code="invalid_parameter")
 
 
 def _place(first: ErrorDetails) -> str:
@@ -98,26 +99,6 @@ def _place(first: ErrorDetails) -> str:
 
 
 _KINDS: Final = ("str", "constrained-str")  # what pydantic calls the alternatives of a union
-_EXPLANATIONS.get(param or "")
-    match first["type"]:
-        case "json_invalid":
-            return ApiError("the body is not valid JSON", code="invalid_json")
-        case "extra_forbidden" if len(first["loc"]) == 1:
-            return ApiError("unknown or unsupported parameter", param=param, code="unknown_parameter")
-        case "missing":
-            return ApiError(f"{_place(first)} is required", param=param, code="missing_parameter")
-        case _:
-            reason = known or first["msg"][0].lower() + first["msg"][1:]
-            return ApiError(f"{_place(first)}: {reason}"[:_LONGEST_MESSAGE], param=param, code="invalid_parameter")
-
-
-def _place(first: ErrorDetails) -> str:
-    """Returns where the fault is, such as `messages.3.role`; never the name of a field that only the client knows."""
-    if first["type"] == "extra_forbidden":
-        return ".".join(map(str, first["loc"][:-1]))
-    return ".".join(map(str, first["loc"])) or "the body"
-
-
 _EXPLANATIONS: Final[Mapping[str, str]] = {
     "prompt": "must be a text, an array of token ids, or an array of at most 128 of either; none may be empty",
     "stop": "must be a text or an array of at most 4; each has 1 to 256 characters",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import final
 
 from aiokv import Hit
@@ -89,7 +90,7 @@ class Choices:
         tasks = []
         for index, seat in enumerate(seats):
             task = asyncio.get_running_loop().create_task(self._generate(index, seat=seat))
-            task.add_done_callback(lambda _, seat=seat: seat.leave())
+            task.add_done_callback(partial(_leave, seat))
             tasks.append(task)
         try:
             yield
@@ -157,3 +158,7 @@ class Choices:
                     finish = FinishReason.STOP
                 self._queue.put_nowait(piece)
         return Piece(index=index, text=text.finish(), finish=finish)
+
+
+def _leave(seat: Seat, _: object) -> None:
+    seat.leave()

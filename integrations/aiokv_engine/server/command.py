@@ -4,8 +4,10 @@ The command is registered whenever `aiokv` lists its commands, so torch, FastAPI
 """
 
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -33,7 +35,8 @@ __all__ = ["register"]
 _NAME: Final = "serve"
 _HOST: Final = "127.0.0.1"
 _PORT: Final = 8000
-_CPU_BLOCKS: Final = 8192
+_GPU_BLOCKS: Final = 512
+_CPU_BLOCKS: Final = 1024
 _MAX_QUEUE: Final = 256
 _GRACE_S: Final = 30.0
 _SCHEMA_VERSION: Final = 1
@@ -58,7 +61,7 @@ def register(app: typer.Typer) -> None:
     app.command(_NAME)(_serve)
 
 
-def _serve(
+def _serve(  # noqa: PLR0913  # one per option
     *,
     host: HostOption = _HOST,
     port: PortOption = _PORT,
@@ -90,7 +93,6 @@ def _serve(
         print_config(settings, as_json=as_json)
         return
     from aiokv_asgi import read_token
-
     from aiokv_engine.server.app import Access
     from aiokv_engine.server.process import ServeOptions, open_socket
 
@@ -101,13 +103,86 @@ def _serve(
         max_queue=max_queue,
         grace_s=grace,
     )
-    leaks = _run(...)
+    with open_socket(host, port=port) as listener:
+        leaks = _run(
+            _find_model(model),
+            dtype=dtype,
+            settings=settings.settings,
+            torch_threads=torch_threads,
+            listener=listener,
+            options=options,
+            announce=partial(_announce, as_json=as_json),
+        )
+    for line in leaks.lines:
+        print_error(f"still held at the end: {line}")
+    raise typer.Exit(1 if leaks.lines else 0)
+
+
+def _run(
+    path: Path,
+    *,
+    dtype: Dtype,
+    settings: Settings,
+    torch_threads: int,
+    listener: socket.socket,
+    options: "ServeOptions",
+    announce: "Callable[[Listening], None]",
+) -> "Leaks":
+    """Load the model and serve it until a signal comes."""
+    import torch
+
+    from aiokv_engine.model_file import load_model
+    from aiokv_engine.server.process import serve
+    from aiokv_engine.serving import Sizes, open_serving
+
+    loaded = load_model(path, dtype=torch.float32 if dtype is Dtype.FLOAT32 else torch.bfloat16)
+    sizes = Sizes(gpu_blocks=settings.gpu_blocks, cpu_blocks=settings.cpu_blocks, cpu_bytes=settings.cpu_bytes)
+
+    async def main() -> "Leaks":
+        async with open_serving(loaded.llama, sizes=sizes, torch_threads=torch_threads, settings=settings) as serving:
+            return await serve(serving, loaded=loaded, listener=listener, options=options, announce=announce)
+
+    return run(main)
+
+
+def _find_model(model: Path | None) -> Path:
+    if model is not None:
+        return model
+    from aiokv_engine.weights import find_weights
+
+    return find_weights(console=stderr())
+
+
+def _hosts(host: str, *, given: Sequence[str] | None) -> Sequence[str]:
+    """The hosts that requests may be for: who listens on loopback only is asked for as loopback."""
+    from aiokv_asgi import LOOPBACK_HOSTS
+
+    if given:
+        return (*given, *LOOPBACK_HOSTS)
+    return LOOPBACK_HOSTS if _is_loopback(host) else ("*",)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _announce(listening: "Listening", *, as_json: bool) -> None:
+    if as_json:
+        print_json({"url": listening.url, "model": listening.model}, schema_version=_SCHEMA_VERSION)
+    else:
+        stdout().print(f"serving {listening.model} on {listening.url}", markup=False, soft_wrap=True)
 
 
 def _load_settings(file: Path | None, *, arguments: dict[str, object]) -> LoadedSettings:
-    """The settings, with a CPU tier where nobody has said how large it is."""
+    """The settings, with sizes that a laptop has where nobody has given others."""
     loaded = load_settings_with_sources(file=file, environ=os.environ, arguments=arguments)
     given = {key for key, source in loaded.sources.items() if source is not SettingSource.DEFAULT}
-    if given & {"cpu_blocks", "cpu_bytes"}:
-        return loaded
-    return LoadedSettings(settings=replace(loaded.settings, cpu_blocks=_CPU_BLOCKS), sources=loaded.sources)
+    settings = loaded.settings
+    if "gpu_blocks" not in given:
+        settings = replace(settings, gpu_blocks=_GPU_BLOCKS)
+    if not given & {"cpu_blocks", "cpu_bytes"}:
+        settings = replace(settings, cpu_blocks=_CPU_BLOCKS)
+    return LoadedSettings(settings=settings, sources=loaded.sources)

@@ -11,7 +11,7 @@ from typing import Final, final
 
 from aiokv.errors import AiokvError
 
-__all__ = ["ApiError", "Outcome", "RETRY_AFTER_S"]
+__all__ = ["RETRY_AFTER_S", "ApiError", "Outcome"]
 
 RETRY_AFTER_S: Final = 1
 

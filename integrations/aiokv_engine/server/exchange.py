@@ -69,7 +69,7 @@ class Exchange(Response, Generic[R]):
         self._started = time.perf_counter()
         self._has_token = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
         """Answers one request."""
         with _counted(self._service):
             self._service.gate.check_room()

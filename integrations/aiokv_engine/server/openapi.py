@@ -79,9 +79,7 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
 def describe(app: FastAPI, *, service: Service) -> None:
     """Makes `app` answer its document with the bodies in it. Call once, when all routes are there."""
     document = app.openapi()
-    _, found = models_json_schema(
-        [(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_REF
-    )
+    _, found = models_json_schema([(CompletionRequest, "validation"), (ChatRequest, "validation")], ref_template=_REF)
     schemas = found["$defs"]
     for name in (CompletionRequest.__name__, ChatRequest.__name__):
         properties = schemas[name]["properties"]

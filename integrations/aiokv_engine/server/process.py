@@ -17,19 +17,21 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final, final
 
+import anyio
 import uvicorn
 
 from aiokv import ConfigError
-from aiokv.core.audit import Audit
+from aiokv.core.audit import Audit, Holding
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.app import Access, ServerApp, make_app
 from aiokv_engine.server.service import MAX_QUEUE, make_service
 from aiokv_engine.serving import Serving
 
-__all__ = ["Leaks", "Listening", "ServeOptions", "open_socket", "serve"]
+__all__ = ["Leaks", "Listening", "ServeOptions", "listening", "open_socket", "serve"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LAST_BYTES_S: Final = 2  # for what is in the buffers of connections
+_LAST_COPIES_S: Final = 10
 _BACKLOG: Final = 2048
 _HEADER_BYTES: Final = 65_536
 """The longest request line and headers."""
@@ -79,7 +81,7 @@ def open_socket(host: str, *, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from error
-    listener.setblocking(False)
+    listener.settimeout(0)
     return listener
 
 
@@ -94,18 +96,20 @@ async def serve(
     """Serves an open engine until a signal comes; returns what was left behind. Needs the main thread."""
     service = make_service(serving, loaded=loaded, name=options.name, max_queue=options.max_queue)
     server_app = make_app(service, access=options.access, created=int(time.time()))
-    async with _listening(server_app, listener=listener):
+    async with listening(server_app, listener=listener):
         with _first_signal() as asked_to_end:
             announce(Listening(url=_url(listener), model=service.name))
             await asked_to_end
         server_app.start_draining()
         cut_off = await _drain(server_app, grace_s=options.grace_s)
-    await serving.kv.drain()
+    with anyio.move_on_after(_LAST_COPIES_S):  # what is then still running is in the audit
+        await serving.engine.wait_idle()
+        await serving.kv.drain()
     return Leaks(lines=_find_leaks(serving.kv.audit()), cut_off=cut_off)
 
 
 @asynccontextmanager
-async def _listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncIterator[None]:
+async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncIterator[None]:
     """Accepts connections inside; afterwards they are closed."""
     config = uvicorn.Config(
         server_app.app,
@@ -182,10 +186,14 @@ async def _drain(server_app: ServerApp, *, grace_s: float) -> int:
 def _find_leaks(audit: Audit) -> tuple[str, ...]:
     return (
         *(f"lease {lease.request_id}: {lease.gpu_blocks} blocks, {lease.state}" for lease in audit.leases),
-        *(f"pins: {pin.blocks} {pin.tier.value} blocks by {pin.holder}" for pin in audit.pins),
-        *(f"reservations: {held.blocks} {held.tier.value} blocks by {held.holder}" for held in audit.reservations),
+        *(f"pins of {_holder(pin)}: {pin.blocks} {pin.tier.value} blocks" for pin in audit.pins),
+        *(f"reservations of {_holder(held)}: {held.blocks} {held.tier.value} blocks" for held in audit.reservations),
         *(f"violated: {violation}" for violation in audit.violations),
     )
+
+
+def _holder(holding: Holding) -> str:
+    return f"{holding.kind.value} {holding.request_id or holding.holder_id}"
 
 
 def _url(listener: socket.socket) -> str:
