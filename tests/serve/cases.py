@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,15 @@ class Running:
 
     async def chat(self, messages: object, **said: object) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, **said})
+
+    @contextmanager
+    def background(self, prompt: object, **said: object) -> Iterator[asyncio.Task[httpx.Response]]:
+        """A request in a task of its own, which leaving cancels."""
+        task = asyncio.create_task(self.complete(prompt, **said))
+        try:
+            yield task
+        finally:
+            task.cancel()
 
     async def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of /metrics."""

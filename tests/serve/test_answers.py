@@ -172,5 +172,3 @@ async def test_what_was_generated_is_counted(tiny: LoadedModel) -> None:
 
 def _parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
-
-
