@@ -51,6 +51,10 @@ class ServerMetrics(Collector):
         self._counts[source][bisect_left(_BUCKETS, seconds)] += 1
         self._sums[source] += seconds
 
+    def requests(self, outcome: Outcome) -> int:
+        """Requests that have ended so, so far."""
+        return self._requests[outcome]
+
     @property
     def generated_tokens(self) -> int:
         """Tokens that were generated so far."""

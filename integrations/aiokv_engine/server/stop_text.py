@@ -12,10 +12,11 @@ __all__ = ["AnswerText"]
 
 @final
 class AnswerText:
-    """Ends before the stop string that is complete first, wherever tokens are cut; what it has returned never changes.
+    """Ends before the stop string that is complete first; of several at once the longest counts.
 
-    Of several that are complete at once the longest counts. It holds back the bytes of an unfinished character, and the end of the text as long as a stop string may begin
-    there: fewer characters than the longest stop string has.
+    Where tokens are cut does not matter, and what it has returned never changes: it holds back the bytes of an
+    unfinished character, and the end of the text as long as a stop string may begin there. That is fewer characters
+    than the longest stop string has.
     """
 
     __slots__ = ("_decoder", "_held", "_stops", "is_stopped")
