@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import threading
-from contextlib import aclosing
 
 import httpx
 import pytest
@@ -171,9 +170,8 @@ async def _talk(client: httpx.AsyncClient, number: int, *, leaves_after: float |
         async with (
             asyncio.timeout(leaves_after),
             client.stream("POST", "/v1/completions", json=said) as response,
-            aclosing(response.aiter_text()) as pieces,
         ):
-            async for piece in pieces:
+            async for piece in response.aiter_text():
                 text += piece
     except TimeoutError:
         return False

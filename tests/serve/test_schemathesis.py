@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -72,7 +73,7 @@ def test_every_answer_is_as_documented(served: Served, mode: GenerationMode, met
 
     @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
     @given(case=operation.as_strategy(generation_mode=mode))
-    def call(case: Case) -> None:
+    def call(case: Case[Any]) -> None:
         assume(not _has_whole_floats(case.body))
         response = case.call(base_url=served.url, timeout=PATIENCE)
         statuses.append(response.status_code)
