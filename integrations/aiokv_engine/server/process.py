@@ -103,6 +103,7 @@ async def serve(
         server_app.start_draining()
         cut_off = await _drain(server_app, grace_s=options.grace_s)
     with anyio.move_on_after(_LAST_COPIES_S):  # what is then still running is in the audit
+        await service.gate.wait_idle()
         await serving.engine.wait_idle()
         await serving.kv.drain()
     return Leaks(lines=_find_leaks(serving.kv.audit()), cut_off=cut_off)
