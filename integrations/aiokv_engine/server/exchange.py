@@ -115,7 +115,7 @@ class Exchange(Response, Generic[R]):
         )
         choices = Choices(service.serving.engine, tokenizer=tokenizer, plans=plans, generation=generation)
         return choices, Heading(
-            request_id=request_id, model=service.name, choices=len(plans), includes_usage=said.includes_usage
+            request_id=request_id, model=service.name, choices=len(plans), usage_report=said.usage_report
         )
 
     def _note_token(self, hit: Hit) -> None:
@@ -139,13 +139,15 @@ class Exchange(Response, Generic[R]):
     async def _stream(self, choices: Choices, *, wire: Wire, count: int, send: Send) -> None:
         """Sends whatever there is at once: of a client that reads slowly the next events become larger."""
         await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENTS)})
-        await send({"type": "http.response.body", "body": wire.begin(), "more_body": True})
+        await send({"type": "http.response.body", "body": wire.begin(choices.usage), "more_body": True})
         left = count
         try:
             while left:
                 pieces = await choices.next_pieces()
                 left -= sum(piece.finish is not None for piece in pieces)
-                await send({"type": "http.response.body", "body": wire.events(pieces), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": wire.events(pieces, usage=choices.usage), "more_body": True}
+                )
         except ApiError as error:
             await send({"type": "http.response.body", "body": failed(error)})
             raise _Told(error) from error
