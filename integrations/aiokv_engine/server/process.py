@@ -30,6 +30,7 @@ from aiokv_engine.serving import Serving
 __all__ = ["Leaks", "Listening", "ServeOptions", "listening", "open_socket", "serve"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LONGEST_GRACE_S: Final = 86_400
 _LAST_BYTES_S: Final = 2  # for what is in the buffers of connections
 _LAST_COPIES_S: Final = 10
 _BACKLOG: Final = 2048
@@ -46,6 +47,13 @@ class ServeOptions:
     access: Access = field(default_factory=Access)
     max_queue: int = MAX_QUEUE
     grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no server could wait for; raises `ConfigError`."""
+        if not 0.0 <= self.grace_s <= _LONGEST_GRACE_S:
+            raise ConfigError(f"the grace must be between 0 and {_LONGEST_GRACE_S} seconds, not {self.grace_s}")
+        if self.max_queue < 1:
+            raise ConfigError(f"at least one prompt must be able to wait, not {self.max_queue}")
 
 
 @final
