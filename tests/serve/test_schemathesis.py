@@ -21,7 +21,7 @@ from aiokv_engine.model_file import LoadedModel
 from tests.serve.cases import PATIENCE, running
 
 EXAMPLES = 40
-UNSAID = {400: "context_length_exceeded", 404: "model_not_found"}  # what a schema cannot say beforehand
+UNSAID = {400: ["context_length_exceeded"], 404: ["model_not_found", None]}  # what a schema cannot say beforehand
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 OPERATIONS = [
     (POSITIVE, "POST", "/v1/completions"),
@@ -79,7 +79,7 @@ def test_every_answer_is_as_documented(served: Served, mode: GenerationMode, met
         statuses.append(response.status_code)
         case.validate_response(response, excluded_checks=[positive_data_acceptance])
         if mode is POSITIVE and response.status_code != 200:
-            assert response.json()["error"]["code"] == UNSAID[response.status_code]
+            assert response.json()["error"]["code"] in UNSAID[response.status_code]
 
     call()
     assert (200 in statuses) == (mode is POSITIVE and "{" not in path)

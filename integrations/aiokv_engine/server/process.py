@@ -128,6 +128,7 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         backlog=_BACKLOG,
         h11_max_incomplete_event_size=_HEADER_BYTES,
         timeout_graceful_shutdown=_LAST_BYTES_S,

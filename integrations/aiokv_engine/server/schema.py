@@ -90,6 +90,8 @@ class GenerationRequest(_Closed):
     n: One | None = None
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = Field(default=None, description="Ignored.")
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
 
     @property
