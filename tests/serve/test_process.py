@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,6 +152,46 @@ def test_a_second_signal_ends_it_at_once(tiny_path: Path, tmp_path: Path) -> Non
             continue
         server.signal(signal.SIGTERM)
         assert server.end() == (-signal.SIGTERM, "")
+
+
+@pytest.mark.parametrize("grace", ["0", "60"])
+def test_a_signal_amid_many_clients_that_come_and_go_leaves_nothing(
+    tiny_path: Path, tmp_path: Path, grace: str
+) -> None:
+    """Every answer is whole, an error of ours, or a connection that was not accepted any more."""
+    statuses: list[object] = []
+    with serving(tiny_path, tmp_path, "--grace", grace, "--max-queue", "20") as server:
+        threads = [
+            threading.Thread(target=_come_and_go, args=(str(server.client.base_url), number, statuses))
+            for number in range(40)
+        ]
+        for thread in threads:
+            thread.start()
+        while statuses.count(200) < 10:
+            server.client.get("/health")
+        server.signal(signal.SIGTERM)
+        status, errors = server.end()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert status == 0
+    assert "Traceback" not in errors
+    assert "destroyed" not in errors
+    assert set(statuses) <= {200, 429, 503, "left", "refused"}
+
+
+def _come_and_go(url: str, number: int, statuses: list[object]) -> None:
+    """Every third client leaves within its answer, whole or streamed; the others ask until nobody answers any more."""
+    said = {"model": "served", "prompt": f"{number} the the", "max_tokens": 20, "stream": number % 2 == 0}
+    timeout = 0.2 if number % 3 == 0 else PATIENCE
+    with httpx.Client(base_url=url) as client:
+        for _ in range(50):
+            try:
+                statuses.append(client.post("/v1/completions", json=said, timeout=timeout).status_code)
+            except httpx.TimeoutException:
+                statuses.append("left")
+            except httpx.TransportError:
+                statuses.append("refused")
+                return
 
 
 LEAK = """

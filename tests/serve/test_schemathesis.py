@@ -21,7 +21,10 @@ from aiokv_engine.model_file import LoadedModel
 from tests.serve.cases import PATIENCE, running
 
 EXAMPLES = 40
-UNSAID = {400: ["context_length_exceeded"], 404: ["model_not_found", None]}  # what a schema cannot say beforehand
+UNSAID: dict[int, list[str | None]] = {
+    400: ["context_length_exceeded"],
+    404: ["model_not_found", None],
+}  # what a schema cannot say beforehand
 POSITIVE, NEGATIVE = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 OPERATIONS = [
     (POSITIVE, "POST", "/v1/completions"),
