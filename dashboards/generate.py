@@ -135,7 +135,9 @@ def _build_query(query: Query) -> prometheus.Dataquery:
 
 
 def _build_limits(limits: tuple[Limit, ...]) -> dashboard.ThresholdsConfig:
-    steps = [model.Threshold(color="green"), *(model.Threshold(value=x.value, color=x.color) for x in limits)]
+    steps = [
+        model.Threshold(value=limit.value, color=limit.color) for limit in (Limit(value=0, color="green"), *limits)
+    ]
     return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
 
 

@@ -76,17 +76,24 @@ TRANSFERS: Final = Row(
             unit=Unit.SECONDS,
         ),
         Panel(
-            title="Ranks",
+            title="Reports of ranks",
             description=(
-                "Reports of ranks a second, by outcome, and transfers that some ranks have reported and others have "
-                "not. The latter should fall back to 0: a transfer that one rank never reports keeps its slots."
+                "Reports of ranks that their part of a transfer has ended, by outcome. The worst outcome of any rank "
+                "is that of the transfer: one bad rank spoils them all."
             ),
-            queries=(
-                Query(expr=rate("aiokv_rank_reports_total", by=("outcome",)), legend="{{outcome}} reports/s"),
-                Query(expr=latest("aiokv_transfers_partly_reported"), legend="partly reported"),
-            ),
+            queries=(Query(expr=rate("aiokv_rank_reports_total", by=("outcome",)), legend="{{outcome}}"),),
+            unit=Unit.PER_SECOND,
             width=HALF,
-            nothing="one rank",
+        ),
+        Panel(
+            title="Transfers partly reported",
+            description=(
+                "Transfers that some ranks have reported and others have not. It should fall back to 0: a transfer "
+                "that one rank never reports keeps its slots."
+            ),
+            queries=(Query(expr=latest("aiokv_transfers_partly_reported"), legend="partly reported"),),
+            axis="transfers",
+            width=HALF,
         ),
     ),
 )

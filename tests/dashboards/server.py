@@ -51,12 +51,12 @@ class Prometheus:
 
     def ask(self, expr: str) -> list[Sample]:
         """The answer to an instant query; an expression that the server refuses fails the test."""
-        found = self._get("/api/v1/query", query=expr)["result"]
+        found = self.get("/api/v1/query", query=expr)["result"]
         return [Sample(labels=one["metric"], value=float(one["value"][1])) for one in found]
 
     def rules(self) -> list[dict[str, Any]]:
         """Every loaded rule, with its health and its last error."""
-        groups = self._get("/api/v1/rules")["groups"]
+        groups = self.get("/api/v1/rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
 
     def wait_until(self, expr: str, *, answers: int = 1) -> None:
@@ -72,11 +72,13 @@ class Prometheus:
         except URLError:
             return []
 
-    def _get(self, path: str, **arguments: str) -> Any:
+    def get(self, path: str, **arguments: str) -> dict[str, Any]:
+        """What the HTTP API answers, without its envelope."""
         with urlopen(f"{self.url}{path}?{urlencode(arguments)}", timeout=10) as response:
             answer = json.load(response)
         assert answer["status"] == "success", answer
-        return answer["data"]
+        data: dict[str, Any] = answer["data"]
+        return data
 
 
 def require_prometheus() -> str:
