@@ -27,6 +27,7 @@ __all__ = [
     "find_aggregated_labels",
     "find_calls",
     "find_selectors",
+    "find_vector_selectors",
     "panels",
     "recordings",
     "sample_names",
@@ -150,6 +151,11 @@ def find_selectors(expr: str) -> list[Selector]:
 
     promql_parser.walk(promql_parser.parse(expr), visit)
     return found
+
+
+def find_vector_selectors(expr: str) -> list[str]:
+    """The same as text, without ranges."""
+    return sorted({node.prettify() for node in _nodes(expr, promql_parser.VectorSelector)})
 
 
 def find_calls(expr: str, *, name: str) -> list[promql_parser.Call]:

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, final
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -53,6 +54,14 @@ class Prometheus:
         """The answer to an instant query; an expression that the server refuses fails the test."""
         found = self.get("/api/v1/query", query=expr)["result"]
         return [Sample(labels=one["metric"], value=float(one["value"][1])) for one in found]
+
+    def refuses(self, expr: str) -> bool:
+        """Whether a query is not PromQL at all."""
+        try:
+            self.ask(expr)
+        except HTTPError as error:
+            return error.code == HTTPStatus.BAD_REQUEST
+        return False
 
     def rules(self) -> list[dict[str, Any]]:
         """Every loaded rule, with its health and its last error."""

@@ -80,7 +80,7 @@ def complaints(compiler: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     files = {name: folder / f"board{place}.ts" for place, name in enumerate(boards)}
     for name, file in files.items():
         file.write_text(HEADER + json.dumps(boards[name], indent=1))
-    command = [compiler, "--pretty", "false", "--project", folder / "tsconfig.json"]
+    command: list[str | Path] = [compiler, "--pretty", "false", "--project", folder / "tsconfig.json"]
     checked = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=55, check=False)
     lines = checked.stdout.splitlines()
     assert lines, "the broken ones pass"
