@@ -1,4 +1,4 @@
-"""The compose file and what it mounts agree with each other. They are read here, not run: there is no Grafana to run."""
+"""The compose file and what it mounts agree with each other. They are read, not run: there is no Grafana here."""
 
 from __future__ import annotations
 
