@@ -94,6 +94,10 @@ class BlockTable:
         slots = self._slots[: self._length].astype(np.int64)
         return slots if np.count_nonzero(slots) == len(slots) else slots[slots != NULL_SLOT]
 
+    def count_held(self) -> int:
+        """How many positions hold a slot; from any thread."""
+        return int(np.count_nonzero(self._slots[: self._length]))
+
     def copy_to(self, row: SlotArray) -> None:
         """Write what all its positions hold into `row`, which is as long."""
         row[:] = self._slots[: self._length]

@@ -28,6 +28,7 @@ from aiokv.core.hints import HINT_QUOTA, Hints
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
+from aiokv.core.peek import Peek
 from aiokv.core.placement import Placement
 from aiokv.core.pool_values import PoolCounts
 from aiokv.core.ranks import Ranks
@@ -62,7 +63,7 @@ class CacheState:
 
     __slots__ = (
         "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "fences", "foresight",
-        "forks", "hints", "placement", "store_gate", "truncations",
+        "forks", "hints", "peek", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +95,7 @@ class CacheState:
         self.foresight = Foresight(self._world)
         self.forks = Forks(self._world, admission=self._admission, loads=self._loads)
         self.truncations = Truncations(self._world, admission=self._admission)
+        self.peek = Peek(self._world)
         self.placement = Placement(self._world)
         self.store_gate = StoreGate(self._world)
         self.hints = Hints(self._world, quota=hint_quota)
@@ -344,7 +346,3 @@ class CacheState:
     def pools(self) -> dict[Tier, PoolCounts]:
         """Slots by state, per configured tier."""
         return {tier: pool.counts() for tier, pool in self._world.pools().items()}
-
-    def peek_pools(self) -> dict[Tier, PoolCounts]:
-        """The same from any thread; what the last release gave back may still count as reserved."""
-        return {tier: pool.peek_counts() for tier, pool in self._world.pools().items()}

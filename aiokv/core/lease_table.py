@@ -288,6 +288,11 @@ class LeaseRecord:
             ends.append(np.full(len(parts[-1]), np.iinfo(np.int64).min))
         return np.concatenate(parts)[np.argsort(np.concatenate(ends), kind="stable")]
 
+    def count_held(self) -> int:
+        """How many GPU slots it holds, claims without a name not counted; from any thread."""
+        tables = (*self.tables, *self.state_slots.values())
+        return sum(table.count_held() for table in tables) + len(self.leaving)
+
     def _held_slots_of_equals(self) -> IntArray:
         """The same where one position is as long in all tables: they are read side by side, and nothing is sorted."""
         side_by_side = np.zeros((max(map(len, self.tables)), len(self.tables)), np.int64)

@@ -58,6 +58,16 @@ class PoolBooks:
             facts |= is_so * np.uint16(fact)
         return facts
 
+    def peek_holdings(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Of each slot in `[start, stop)` the sum of 1 if it has a key, 2 if it has a pin, 4 if it is out of use.
+
+        From any thread.
+        """
+        holdings: NDArray[np.uint8] = self.index.indexed_between(start, stop).view(np.uint8)
+        holdings |= np.not_equal(self.pins[start:stop], 0).view(np.uint8) << 1
+        holdings |= self.quarantined[start:stop].view(np.uint8) << 2
+        return holdings
+
     def fingerprint(self, *, claimed: int) -> str:
         """A digest of pins, keys, eviction order and order of reuse; equal pools print equal. O(capacity)."""
         end = self.free.fresh

@@ -31,6 +31,11 @@ class PoolView(PoolParts):
         return self._books
 
     @property
+    def peeked_books(self) -> PoolBooks:
+        """The same for any thread: what was let go of a moment ago may still have its pins."""
+        return self._books
+
+    @property
     def tier(self) -> Tier:
         """Which tier the slots belong to."""
         return self._tier

@@ -17,9 +17,11 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector as BaseCollector
 
 from aiokv.core.cache import CacheState
+from aiokv.errors import UsageError
 from aiokv.observe.checks import check_invariants
 from aiokv.observe.families import ACCOUNTING_ERRORS, FAMILIES, Family, Kind
 from aiokv.observe.ledger import Page
+from aiokv.observe.live import NOT_OPEN, LiveState, Standing, take_live, take_standing
 from aiokv.observe.readers import Buckets, RuntimeFacts, ScrapeFaults, View
 from aiokv.observe.stats import Stats
 
@@ -35,18 +37,20 @@ class Collector(BaseCollector):
     `aiokv.observe.pools.PoolsCollector`.
     """
 
-    __slots__ = ("_clock", "_faults", "_owner", "_take_view")
+    __slots__ = ("_clock", "_faults", "_opened_at", "_owner", "_take_view")
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._faults = ScrapeFaults()
         self._take_view: Callable[[], View] | None = None
         self._owner = 0
+        self._opened_at = 0.0
 
     def attach(self, core: CacheState, *, stats: Stats, facts: RuntimeFacts) -> None:
         """From now on show these. Called once, in the thread that writes them."""
         capacities = {tier: sum(pool.by_state().values()) for tier, pool in core.pools().items()}
         self._owner = threading.get_ident()
+        self._opened_at = self._clock()
 
         def take_view() -> View:
             return View(
@@ -77,6 +81,20 @@ class Collector(BaseCollector):
         metrics.append(self._show(ACCOUNTING_ERRORS, view, page=errors))
         self._faults.ledger.close(errors)
         return [metric for metric in metrics if metric.samples]
+
+    def live(self, *, cells: int = 512) -> LiveState:
+        """The state for people who watch, with a map of at most `cells` cells per tier; after closing, the last one.
+
+        `UsageError` before the runtime is open. For any thread but the loop's: it looks at every slot.
+        """
+        if self._take_view is None:
+            raise UsageError("this aiokv runtime is not open: there is no live state yet")
+        view = self._take_view()
+        return take_live(view, cells=cells, uptime_s=view.now - self._opened_at)
+
+    def standing(self) -> Standing:
+        """Whether the runtime serves, at any time, in any thread."""
+        return NOT_OPEN if self._take_view is None else take_standing(self._take_view())
 
     def _check(self, view: View) -> None:
         """Look at the invariants here, or ask the thread that writes the counts to do it."""

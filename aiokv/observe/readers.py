@@ -40,6 +40,10 @@ class RuntimeFacts:
     """Bytes behind one slot; absent or 0 where the backend has no memory of its own."""
     read_pinning: Callable[[], PinStatus] = lambda: NOT_NEEDED
     """How the CPU arena stands with the device, at the moment; any thread may ask."""
+    read_accepting: Callable[[], bool] = lambda: True
+    """Whether requests are let in, at the moment; any thread may ask."""
+    read_waiting: Callable[[], int] = lambda: 0
+    """How many requests wait in line for capacity; any thread may ask."""
 
 
 @final
@@ -212,7 +216,7 @@ def read_bridge_polls(view: View) -> Iterable[Reading]:
 
 def read_pool_blocks(view: View) -> Iterable[Reading]:
     """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
-    pools = view.core.peek_pools()
+    pools = view.core.peek.pools()
     for tier, capacity in view.capacities.items():
         states = pools[tier].by_state()
         states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]

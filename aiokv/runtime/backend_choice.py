@@ -18,6 +18,7 @@ from aiokv.model.ids import Tier
 from aiokv.model.plan import StorePolicy
 from aiokv.observe.readers import RuntimeFacts
 from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.offload import Offloader
 
 __all__ = ["build_core", "choose_backend", "describe_runtime", "plan_layout"]
 
@@ -73,16 +74,18 @@ def build_core(config: RuntimeConfig, *, layout: Layout) -> CacheState:
     return core
 
 
-def describe_runtime(backend: Backend, layout: Layout) -> RuntimeFacts:
-    """What the metrics say of a runtime beside its counts."""
+def describe_runtime(offloader: Offloader, layout: Layout) -> RuntimeFacts:
+    """What the metrics and the live state say of a runtime beside its counts."""
     from aiokv import __version__  # not known yet while the package is being imported
 
     slot_bytes = {Tier.GPU: layout.gpu_block_bytes, Tier.CPU: layout.cpu_block_bytes}
     return RuntimeFacts(
         version=__version__,
-        backend=backend.name,
+        backend=offloader.backend.name,
         slot_bytes=slot_bytes,
-        read_pinning=lambda: backend.pinning.status,
+        read_pinning=lambda: offloader.backend.pinning.status,
+        read_accepting=lambda: offloader.is_accepting,
+        read_waiting=lambda: len(offloader.queue),
     )
 
 

@@ -50,30 +50,10 @@ class Offloader:
     """Drives one `CacheState` from one event loop."""
 
     __slots__ = (
-        "_drained",
-        "_events",
-        "_fences",
-        "_is_detached",
-        "_is_open",
-        "_outbox",
-        "_owner",
-        "_quiet",
-        "_scheduled",
-        "_seen_generation",
-        "backend",
-        "bridge",
-        "clock",
-        "core",
-        "fencing",
-        "leaks",
-        "loop",
-        "notices",
-        "outlet",
-        "publisher",
-        "queue",
-        "stats",
-        "transfers",
-    )
+        "_drained", "_events", "_fences", "_is_detached", "_is_open", "_outbox", "_owner", "_quiet", "_scheduled",
+        "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices", "outlet",
+        "publisher", "queue", "stats", "transfers",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -142,6 +122,11 @@ class Offloader:
     def enter_to_close(self) -> None:
         """Like `enter`, for `close`: any thread of the process may, once the loop does not run there any more."""
         self._owner.take_over_to_close()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether requests are let in. Any thread may ask."""
+        return self._is_open
 
     @property
     def is_in_loop(self) -> bool:

@@ -97,7 +97,7 @@ class KVRuntime:
         store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
-        self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(backend, layout))
+        self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(offloader, layout))
         try:
             fencing.check_compute_stream()
         except ConfigError:

@@ -32,6 +32,11 @@ def _ignore(_: object) -> None:
     """Observes nothing."""
 
 
+def _never() -> bool:
+    """Has never had enough."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """A request whose blocks are all on the GPU tier, before its first step. `load_s` is how long it awaited loads."""
@@ -45,13 +50,15 @@ class Ready:
 class Request:
     """What to generate. `salt` keeps its blocks apart from other salts'; `on_ready` is called once, before computing.
 
-    Generation is greedy and ends after `max_new_tokens` or with a token of `stop_ids`, which is part of the answer.
+    Generation is greedy and ends after `max_new_tokens`, with a token of `stop_ids`, which is part of the answer, or as
+    soon as `is_enough`, asked after every token, says so.
     """
 
     request_id: str
     token_ids: Sequence[int]
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
+    is_enough: Callable[[], bool] = _never
     salt: str | None = None
     priority: int = 0
     timeout: float | None = None
@@ -139,7 +146,7 @@ class Engine:
             yield token
             length = len(request.token_ids)
             for position in range(length, length + request.max_new_tokens - 1):
-                if token.token_id in request.stop_ids:
+                if token.token_id in request.stop_ids or request.is_enough():
                     break
                 lease.append([token.token_id])
                 row = DecodeRow(token_id=token.token_id, position=position, blocks=blocks)
@@ -149,6 +156,10 @@ class Engine:
             give_back = lease.finish
         finally:
             self._steps.leave(lease, give_back=give_back)
+
+    async def wait_idle(self) -> None:
+        """Waits until no step runs; requests that have left have given their blocks back by then."""
+        await self._steps.wait_idle()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's torch thread, between two steps, and returns what it returns."""

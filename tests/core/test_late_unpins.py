@@ -151,6 +151,6 @@ def test_a_slice_or_the_next_turn_drops_them_without_anybody_looking() -> None:
         record = cache.try_acquire(AcquireRequest(request_id="a", keys=keys, prompt_tokens=160))
         assert isinstance(record, LeaseRecord)
         cache.release(record)
-        assert cache.peek_pools()[Tier.GPU].reserved == 10
+        assert cache.peek.pools()[Tier.GPU].reserved == 10
         turn()
-        assert cache.peek_pools()[Tier.GPU].reserved == 0
+        assert cache.peek.pools()[Tier.GPU].reserved == 0
