@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -78,6 +79,6 @@ def test_compose_accepts_its_file() -> None:
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("docker compose is not installed")
-    command = [docker, "compose", "--file", COMPOSE, "config", "--quiet"]
+    command: list[str | Path] = [docker, "compose", "--file", COMPOSE, "config", "--quiet"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")

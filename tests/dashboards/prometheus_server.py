@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
+
+from tests.dashboards.processes import started
 
 __all__ = ["Prometheus", "Sample", "prometheus_scrapes", "require_prometheus"]
 
@@ -112,11 +113,9 @@ def prometheus_scrapes(ports: list[int], *, rules: list[Path], folder: Path) -> 
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            yield Prometheus(port)
-        finally:
-            process.terminate()
+    with started(command) as process:
+        yield Prometheus(port)
+        process.terminate()
 
 
 def _find_free_port() -> int:
