@@ -83,25 +83,33 @@ def _build_row(row: Row) -> dashboard.Row:
 
 
 def _build_panel(panel: Panel) -> PanelBuilder:
-    builder = _build_tile(panel) if panel.kind is Kind.TILE else _build_graph(panel)
+    builder = _build_tile(panel) if panel.kind in (Kind.TILE, Kind.NAMED_TILE) else _build_graph(panel)
     builder.title(panel.title).description(panel.description).datasource(DATASOURCE)
     builder.span(panel.width).unit(panel.unit.value).min(0).no_value(panel.nothing)
     if panel.highest is not None:
         builder.max(panel.highest)
     if panel.words:
         builder.mappings([_map_values(panel.words)])
+    for series, color in panel.colors.items():
+        builder.override_by_name(series, [model.DynamicConfigValue(id_val="color", value=_fix_color(color))])
     for name, query in zip("ABCDEFGH", panel.queries, strict=False):
         builder.with_target(_build_query(query).ref_id(name))
     return builder
 
 
+def _fix_color(color: str) -> model.FieldColor:
+    return model.FieldColor(mode=model.FieldColorModeId.FIXED, fixed_color=color)
+
+
 def _build_tile(panel: Panel) -> stat.Panel:
     """The last value over its history; green, unless a limit says otherwise."""
+    text = looks.BigValueTextMode.VALUE_AND_NAME if panel.kind is Kind.NAMED_TILE else looks.BigValueTextMode.AUTO
     return (
         stat.Panel()
         .height(TILE_HEIGHT)
         .graph_mode(looks.BigValueGraphMode.AREA)
         .color_mode(looks.BigValueColorMode.VALUE)
+        .text_mode(text)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).values(False))
         .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.THRESHOLDS))
         .thresholds(_build_limits(panel.limits))
@@ -114,7 +122,7 @@ def _build_graph(panel: Panel) -> timeseries.Panel:
         .height(GRAPH_HEIGHT)
         .line_width(1)
         .show_points(looks.VisibilityMode.NEVER)
-        .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC_BY_NAME))
+        .color_scheme(dashboard.FieldColor().mode(model.FieldColorModeId.PALETTE_CLASSIC))
         .tooltip(common.VizTooltipOptions().mode(looks.TooltipDisplayMode.MULTI).sort(looks.SortOrder.DESCENDING))
         .legend(
             common.VizLegendOptions()

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import final
+from typing import Final, final
 
 from dashboards.promql import quantile
 
-__all__ = ["FULL", "HALF", "QUARTER", "SIXTH", "THIRD", "Kind", "Limit", "Panel", "Query", "Row", "Unit", "quantiles"]
+__all__ = [
+    "BY_SOURCE",
+    "BY_STATE",
+    "FULL",
+    "HALF",
+    "QUARTER",
+    "SIXTH",
+    "THIRD",
+    "Kind",
+    "Limit",
+    "Panel",
+    "Query",
+    "Row",
+    "Unit",
+    "quantiles",
+]
 
 FULL, HALF, THIRD, QUARTER, SIXTH = 24, 12, 8, 6, 4
 """Widths: a row is 24 wide."""
+
+BY_SOURCE: Final = {"gpu": "green", "cpu": "blue", "compute": "orange"}
+BY_STATE: Final = {"free": "#6E7074", "reserved": "orange", "resident": "green", "quarantined": "red"}
 
 
 class Kind(Enum):
@@ -21,6 +39,8 @@ class Kind(Enum):
     STACK = "stack"
     TILE = "tile"
     """The last value, in large letters."""
+    NAMED_TILE = "named tile"
+    """The same, with its name even if there is one only."""
 
 
 class Unit(Enum):
@@ -70,6 +90,8 @@ class Panel:
     limits: tuple[Limit, ...] = ()
     words: dict[int, str] = field(default_factory=dict)
     """What is shown instead of a number."""
+    colors: dict[str, str] = field(default_factory=dict)
+    """Of series by their names, where they should be the same on every panel."""
     nothing: str = "nothing in this time"
 
 

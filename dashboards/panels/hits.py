@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panel import HALF, Kind, Panel, Query, Row, Unit, quantiles
+from dashboards.panel import BY_SOURCE, HALF, Kind, Panel, Query, Row, Unit, quantiles
 from dashboards.promql import busy, latest, rate
 
 __all__ = ["HITS", "SERVER"]
@@ -22,6 +22,7 @@ HITS: Final = Row(
             ),
             queries=(Query(expr=rate("aiokv_prompt_tokens_total", by=("source",), where=_FIRST), legend="{{source}}"),),
             kind=Kind.STACK,
+            colors=BY_SOURCE,
             axis="tokens/s",
             width=HALF,
             nothing="no requests",
@@ -42,6 +43,7 @@ HITS: Final = Row(
                 ),
             ),
             kind=Kind.STACK,
+            colors=BY_SOURCE,
             unit=Unit.RATIO,
             width=HALF,
             highest=1.0,
@@ -60,6 +62,7 @@ HITS: Final = Row(
                 ),
             ),
             kind=Kind.STACK,
+            colors=BY_SOURCE,
             axis="tokens/s",
             nothing="no preemptions",
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panel import HALF, Kind, Panel, Query, Row, Unit
+from dashboards.panel import BY_STATE, HALF, Kind, Panel, Query, Row, Unit
 from dashboards.promql import latest, rate
 
 __all__ = ["HINTS", "POOLS"]
@@ -19,6 +19,7 @@ def _pool(tier: str, *, name: str, hint: str) -> Panel:
         ),
         queries=(Query(expr=latest("aiokv_pool_blocks", by=("state",), where=f'tier="{tier}"'), legend="{{state}}"),),
         kind=Kind.STACK,
+        colors=BY_STATE,
         axis="blocks",
         width=HALF,
         nothing="no such tier",

@@ -3,8 +3,9 @@
     npm --prefix dashboards/picture ci && npm --prefix dashboards/picture run build
     python -m dashboards.picture.draw --prometheus http://127.0.0.1:9090 --minutes 5
 
-Every panel's queries are asked as Grafana would ask them; then Grafana's component library draws the answers in headless
-Chromium. It is not Grafana: variables, provisioning and the import are not exercised.
+Every panel's queries are asked as Grafana would ask them; then Grafana's component library draws the answers in
+headless Chromium (Debian: `apt-get install chromium pngquant`). It is not Grafana: variables, provisioning and the
+import are not exercised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, final
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -35,11 +36,15 @@ BUILT: Final = HERE / "dist"
 ICONS: Final = HERE / "node_modules/@grafana/ui/dist/public"
 PICTURE: Final = FILE.parent / "dashboard.png"
 WIDTH: Final = 1408
+LINE: Final = 38
+GAP: Final = 8
 POINTS: Final = 240
+COLORS: Final = 64
 PATIENCE_MS: Final = 20_000
 
 
 def main(
+    *,
     prometheus: Annotated[str, typer.Option(help="Where a Prometheus answers.")] = "http://127.0.0.1:9090",
     minutes: Annotated[float, typer.Option(help="How much of the past is drawn.")] = 5.0,
     picture: Annotated[Path, typer.Option(help="The file that is written.")] = PICTURE,
@@ -56,11 +61,12 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page"
         shutil.copytree(BUILT, page)
-        shutil.copytree(ICONS, page / "public")
+        shutil.copytree(ICONS, page / "public/build")
         data = {"board": board, "answers": answers, "from": since * 1000, "to": until * 1000}
         (page / "data.json").write_text(json.dumps(data))
         with _served(page) as url:
             _shoot(url, height=_height(board), picture=picture)
+    _run("pngquant", "--force", "--ext=.png", str(COLORS), str(picture))
 
 
 def _ask(prometheus: str, target: dict[str, Any], *, span: tuple[float, float]) -> list[dict[str, Any]]:
@@ -86,13 +92,23 @@ def _name(legend: str, *, labels: dict[str, str]) -> str:
 
 
 def _height(board: dict[str, Any]) -> int:
-    return 38 * max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"]) + 8
+    """Of the page, as `src/main.jsx` lays it out."""
+    lines: int = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
+    return LINE * lines + GAP
+
+
+@final
+class _Files(SimpleHTTPRequestHandler):
+    """Says nothing about what it serves: fonts and the like that are asked for in vain are no news."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nowhere."""
 
 
 @contextmanager
 def _served(folder: Path) -> Iterator[str]:
     """The page over HTTP on a free port of this machine: browsers load no modules from files."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    handler = partial(_Files, directory=str(folder))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/index.html"
@@ -100,12 +116,15 @@ def _served(folder: Path) -> Iterator[str]:
 
 
 def _shoot(url: str, *, height: int, picture: Path) -> None:
-    program = shutil.which("chromium") or shutil.which("google-chrome")
+    size = (f"--window-size={WIDTH},{height}", f"--virtual-time-budget={PATIENCE_MS}")
+    _run("chromium", "--headless", "--no-sandbox", "--hide-scrollbars", *size, f"--screenshot={picture}", url)
+
+
+def _run(name: str, *arguments: str) -> None:
+    program = shutil.which(name)
     if program is None:
-        raise typer.BadParameter("no Chromium is installed (Debian: apt-get install chromium)")
-    command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-    command += [f"--window-size={WIDTH},{height}", f"--virtual-time-budget={PATIENCE_MS}", f"--screenshot={picture}", url]
-    subprocess.run(command, check=True, timeout=120)
+        raise typer.BadParameter(f"{name} is not installed (Debian: apt-get install {name})")
+    subprocess.run([program, *arguments], check=True, timeout=120, capture_output=True)
 
 
 if __name__ == "__main__":

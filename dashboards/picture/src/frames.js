@@ -5,9 +5,11 @@ import { FieldType, createDataFrame, getDisplayProcessor } from "@grafana/data";
 const UNSAID = { drawStyle: "line", lineInterpolation: "linear", fillOpacity: 0, spanNulls: false, axisPlacement: "auto" };
 
 export function toFrames(panel, series, theme) {
-  const { defaults } = panel.fieldConfig;
+  const { defaults, overrides } = panel.fieldConfig;
   return series.map(({ name, times, values }, seriesIndex) => {
-    const config = { ...defaults, displayName: name, custom: { ...UNSAID, ...defaults.custom } };
+    const own = overrides.filter(({ matcher }) => matcher.options === name).flatMap(({ properties }) => properties);
+    const changed = Object.fromEntries(own.map(({ id, value }) => [id, value]));
+    const config = { ...defaults, ...changed, displayName: name, custom: { ...UNSAID, ...defaults.custom } };
     const frame = createDataFrame({
       fields: [
         { name: "Time", type: FieldType.time, values: times, config: {} },

@@ -66,7 +66,8 @@ function Tiles({ panel, frames, width, height }) {
         const { field, display } = lastValue(frame);
         const sparkline = { y: field, x: frame.fields[0] };
         const { graphMode, colorMode } = panel.options;
-        const textMode = frames.length > 1 ? "value_and_name" : "value";
+        const isNamed = frames.length > 1 || panel.options.textMode === "value_and_name";
+        const textMode = isNamed ? "value_and_name" : "value";
         return (
           <BigValue
             key={place}
