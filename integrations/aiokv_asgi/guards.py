@@ -51,7 +51,7 @@ class _BearerCheck:
         self._app = app
         self._token = token
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
         if self._is_known(Headers(scope=scope).getlist("authorization")):
             await self._app(scope, receive, send)
             return

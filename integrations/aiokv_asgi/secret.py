@@ -11,7 +11,7 @@ from aiokv import ConfigError
 
 __all__ = ["TOKEN_VARIABLE", "check_token", "read_token"]
 
-TOKEN_VARIABLE: Final = "AIOKV_ADMIN_TOKEN"  # the name of a variable, not what is in it
+TOKEN_VARIABLE: Final = "AIOKV_ADMIN_TOKEN"
 _MIN_LENGTH: Final = 16
 _MAX_FILE_BYTES: Final = 4096
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")

@@ -95,7 +95,7 @@ CALLS: dict[str, Callable[[Left], object]] = {
 }
 UNTOUCHED = {
     "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "may_have_come",
-    "peek_counts", "quarantined_count", "tier", "unclaim", "unpin_late",
+    "peek_counts", "peeked_books", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip
 """Those that no dropped pin changes, the one that tells as much, and what asks two pools as `find` asks one."""

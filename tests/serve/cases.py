@@ -58,7 +58,7 @@ class Running:
     async def until(self, is_true: Callable[[], bool]) -> None:
         """Lets the loop turn until it is."""
         async with asyncio.timeout(PATIENCE):
-            while not is_true():
+            while not is_true():  # noqa: ASYNC110  # looked at from outside
                 await asyncio.sleep(0.005)
 
     async def until_idle(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -147,6 +148,17 @@ async def test_an_answer_ends_before_a_stop_string_wherever_tokens_are_cut(tiny:
     assert whole["usage"]["completion_tokens"] < 40
     assert "".join(event["choices"][0]["text"] for event in events) == expected
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_a_seed_repeats_what_was_drawn_whoever_else_runs(tiny: LoadedModel) -> None:
+    said = {"max_tokens": 20, "temperature": 1.5, "ignore_eos": True}
+    async with running(tiny) as server:
+        alone = await server.complete(TEXT, seed=5, **said)
+        crowd = await asyncio.gather(*(server.complete(TEXT, seed=seed, **said) for seed in (4, 5, 6)))
+        greedy = await server.complete(TEXT, max_tokens=20, ignore_eos=True)
+    texts = [answer.json()["choices"][0]["text"] for answer in (alone, *crowd, greedy)]
+    assert texts[0] == texts[2]
+    assert len(set(texts)) == 4
 
 
 async def test_the_one_model_is_listed_and_shown(tiny: LoadedModel) -> None:

@@ -29,7 +29,11 @@ def body(**said: object) -> bytes:
 
 
 BAD_PARAMETERS: list[tuple[str, object]] = [
-    ("temperature", 0.5),
+    ("temperature", 2.1),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("seed", 2**63),
+    ("seed", 0.5),
     ("temperature", "0"),
     ("temperature", -1),
     ("n", 2),

@@ -95,12 +95,12 @@ def _generation_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/completions", response_model=None, openapi_extra=body_of(CompletionRequest))
     async def complete() -> Response:
-        """Goes on with a text. Greedy: the same prompt gets the same answer."""
+        """Goes on with a text."""
         return Exchange(service, kind=completions)
 
     @router.post("/v1/chat/completions", response_model=None, openapi_extra=body_of(ChatRequest))
     async def chat() -> Response:
-        """Answers the last message of a conversation. Greedy: the same messages get the same answer."""
+        """Answers the last message of a conversation."""
         return Exchange(service, kind=chats)
 
     return router

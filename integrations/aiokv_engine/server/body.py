@@ -102,7 +102,6 @@ _KINDS: Final = ("str", "constrained-str")  # what pydantic calls the alternativ
 _EXPLANATIONS: Final[Mapping[str, str]] = {
     "prompt": "must be a text, an array of token ids, or an array of at most 128 of either; none may be empty",
     "stop": "must be a text or an array of at most 4; each has 1 to 256 characters",
-    "temperature": "answers are greedy: must be 0",
     "n": "must be 1",
     "best_of": "must be 1",
     "tools": "tools are not supported",

@@ -17,6 +17,7 @@ from functools import partial
 from typing import final
 
 from aiokv import Hit
+from aiokv_engine.sampling import Sampling
 from aiokv_engine.scheduler import Engine, Ready, Request
 from aiokv_engine.server.errors import ApiError
 from aiokv_engine.server.gate import Seat
@@ -63,6 +64,7 @@ class Generation:
     request_id: str
     stops: tuple[str, ...]
     stop_ids: frozenset[int]
+    sampling: Sampling
     salt: str | None
     on_token: Callable[[Hit], None]
 
@@ -146,6 +148,7 @@ class Choices:
             max_new_tokens=self._plans[index].max_new_tokens,
             stop_ids=generation.stop_ids,
             is_enough=lambda: text.is_stopped,
+            sampling=generation.sampling,
             salt=generation.salt,
             on_ready=note,
         )

@@ -105,6 +105,7 @@ class Exchange(Response, Generic[R]):
             request_id=request_id,
             stops=said.stops,
             stop_ids=frozenset() if said.ignore_eos else tokenizer.stop_ids,
+            sampling=said.sampling,
             salt=said.cache_salt,
             on_token=self._note_token,
         )

@@ -51,6 +51,15 @@ class ServerMetrics(Collector):
         self._counts[source][bisect_left(_BUCKETS, seconds)] += 1
         self._sums[source] += seconds
 
+    def requests(self, outcome: Outcome) -> int:
+        """Requests that have ended so, so far."""
+        return self._requests[outcome]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were generated so far."""
+        return self._generated
+
     def collect(self) -> Iterator[Metric]:
         """All families, from the values of this moment."""
         requests = CounterMetricFamily(

@@ -126,6 +126,9 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
     server = _Server(config)
     running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
     try:
+        await asyncio.wait({running, server.accepts}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
         yield
     finally:
         server.should_exit = True
@@ -135,6 +138,16 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
 @final
 class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn would close the socket at the first one, and raise it again at its end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.accepts: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Ends when connections are accepted."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts to accept connections."""
+        await super().startup(sockets=sockets)
+        self.accepts.set_result(None)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

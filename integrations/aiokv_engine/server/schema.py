@@ -12,6 +12,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from aiokv_engine.sampling import Sampling
+
 __all__ = [
     "CHAT_TOKENS",
     "COMPLETION_TOKENS",
@@ -62,9 +64,11 @@ class GenerationRequest(_Closed):
     )
     stream: bool | None = Field(default=None, description="Send the answer as server-sent events while it is computed.")
     stream_options: StreamOptions | None = None
-    temperature: Zero | None = Field(default=None, description="Answers are greedy: 0, which is the default here.")
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Greedy answers ignore it.")
-    seed: int | None = Field(default=None, description="Greedy answers need none.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(default=None, description="0, greedy, by default.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(default=None, description="Ignored by greedy answers.")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(
+        default=None, description="The same seed draws the same answer from the same logits."
+    )
     user: Name | None = Field(default=None, description="Ignored.")
     cache_salt: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)] | None = Field(
         default=None, description="Blocks are shared between requests of the same salt only."
@@ -74,6 +78,11 @@ class GenerationRequest(_Closed):
     presence_penalty: Zero | None = None
     frequency_penalty: Zero | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen."""
+        return Sampling(temperature=self.temperature or 0.0, top_p=self.top_p or 1.0, seed=self.seed)
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -12,10 +12,11 @@ __all__ = ["AnswerText"]
 
 @final
 class AnswerText:
-    """Ends where a stop string begins, wherever tokens are cut; what it has returned never changes.
+    """Ends before the stop string that is complete first; of several at once the longest counts.
 
-    It holds back the bytes of an unfinished character, and the end of the text as long as a stop string may begin
-    there: fewer characters than the longest stop string has.
+    Where tokens are cut does not matter, and what it has returned never changes: it holds back the bytes of an
+    unfinished character, and the end of the text as long as a stop string may begin there. That is fewer characters
+    than the longest stop string has.
     """
 
     __slots__ = ("_decoder", "_held", "_stops", "is_stopped")
@@ -41,10 +42,11 @@ class AnswerText:
         if self.is_stopped:
             return ""
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
+        found = [(place + len(stop), place) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
             self.is_stopped = True
-            certain, self._held = self._held[: min(places)], ""
+            _, place = min(found)
+            certain, self._held = self._held[:place], ""
             return certain
         kept = max((_overlap(self._held, stop=stop) for stop in self._stops), default=0)
         cut = len(self._held) - kept
