@@ -22,7 +22,7 @@ from tests.dashboards.processes import started
 
 __all__ = ["Prometheus", "Sample", "prometheus_scrapes", "require_prometheus"]
 
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 CONFIG = """
 global:
   scrape_interval: 1s
