@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from aiokv.backends.base import BackendLayout
 from aiokv.backends.mapping import map_bytes, touch
 from aiokv.backends.strides import Fragment, TensorView, find_fragments, require_shared_blocks_agree, view_tensor
-from aiokv.errors import ConfigError
+from aiokv.errors import ConfigError, UsageError
+from aiokv.model.ids import Tier
 from aiokv.model.numbers import is_whole
-from aiokv.model.plan import Checksum
+from aiokv.model.plan import Checksum, CopyBatch
 from aiokv.model.spec import CacheGeometry, GroupSpec, RecurrentState
 
 __all__ = ["ByteRows", "CpuArena", "Fragment", "Layout"]
@@ -85,6 +86,15 @@ class Layout:
     def gpu_block_bytes(self) -> int:
         """Bytes behind one GPU slot over all groups, memory that groups share counted once; 0 without arenas."""
         return sum(fragment.num_bytes for fragment in {f for own in self.fragments.values() for f in own})
+
+    def require_places(self, batch: CopyBatch) -> None:
+        """`ConfigError` for an unknown group, `UsageError` for slots that a pool does not have."""
+        self.geometry.group_index(batch.group)
+        for tier, blocks in ((Tier.GPU, self.gpu_blocks), (Tier.CPU, self.cpu_blocks)):
+            slots = batch.slots(tier)
+            if len(slots) and not (0 <= slots.min() and slots.max() < blocks):
+                named = f"{tier.value.upper()} slots {slots.min()} to {slots.max()}"
+                raise UsageError(f"{named} were named, the pool has {blocks}")
 
     def _cut(self, tensors: Sequence[TensorView]) -> tuple[Fragment, ...]:
         """The fragments of one group; memory named twice in it (layers that share their KV) is copied once."""

@@ -29,7 +29,7 @@ from aiokv.backends.cuda_events import CudaFence, stream_handle
 from aiokv.backends.cuda_session import CudaSession
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
-from aiokv.model.ids import Direction, SlotArray
+from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["CudaBackend"]
@@ -41,8 +41,11 @@ _leaked: Final[list[object]] = []
 _open: Final[set[CudaSession]] = set()
 """What was opened and not closed: the device may be copying, whoever has let go of the backend."""
 _LOOK_S: Final = 1e-3
+"""How often `open` and `close` look whether the device has done what it was given."""
 _FIRST_WORK_S: Final = 30.0
+"""How long zeroing the null block may take."""
 _GIVE_BACK_S: Final = 5.0
+"""How long giving everything back may take after that has failed."""
 
 
 @final
@@ -97,12 +100,7 @@ class CudaBackend:
         session = self._require_open()
         if session.health.lost:
             raise BackendLost(self.name, detail=session.health.lost)
-        session.layout.geometry.group_index(batch.group)
-        gpu_slots, cpu_slots = batch.target_blocks, batch.source_blocks
-        if batch.direction is Direction.STORE:
-            gpu_slots, cpu_slots = cpu_slots, gpu_slots
-        _require_slots("GPU", gpu_slots, blocks=session.layout.gpu_blocks)
-        _require_slots("CPU", cpu_slots, blocks=session.layout.cpu_blocks)
+        session.layout.require_places(batch)
         fences = _fences_of(batch.after, session=session)
         self._submitted += 1
         try:
@@ -131,7 +129,7 @@ class CudaBackend:
         session = self._require_open()
         handle = stream_handle(stream)
         with self._translated(session), session.driver.current():
-            self._require_not_capturing(session, handle)
+            _require_not_capturing(session, handle)
             return session.new_fence(handle)
 
     def fence_done(self, fence: object) -> bool:
@@ -156,7 +154,7 @@ class CudaBackend:
         session = self._require_open()
         handle = stream_handle(stream)
         with self._translated(session), session.driver.current():
-            self._require_not_capturing(session, handle)
+            _require_not_capturing(session, handle)
             if not isinstance(fence_or_event, CudaEvent):
                 session.driver.wait_event(handle, _require_fence(fence_or_event, session=session).event)
             elif not fence_or_event.stream.hold_back(handle, behind=fence_or_event.job):
@@ -219,10 +217,6 @@ class CudaBackend:
         if os.getpid() != self._pid:
             raise UsageError(f"the CUDA backend belongs to process {self._pid}; a forked child cannot use it")
 
-    def _require_not_capturing(self, session: CudaSession, stream: int) -> None:
-        if session.driver.is_capturing(stream):
-            raise UsageError("this stream is being captured into a CUDA graph: a fence would become part of it")
-
     @contextmanager
     def _translated(self, session: CudaSession) -> Iterator[None]:
         """What the driver refuses is the caller's fault, unless the context answers nothing any more."""
@@ -267,9 +261,9 @@ def _await_quiet(session: CudaSession, *, deadline_s: float) -> bool:
     return not session.health.lost
 
 
-def _require_slots(pool: str, slots: SlotArray, *, blocks: int) -> None:
-    if len(slots) and not (0 <= slots.min() and slots.max() < blocks):
-        raise UsageError(f"{pool} slots {slots.min()} to {slots.max()} were named, the pool has {blocks}")
+def _require_not_capturing(session: CudaSession, stream: int) -> None:
+    if session.driver.is_capturing(stream):
+        raise UsageError("this stream is being captured into a CUDA graph: a fence would become part of it")
 
 
 def _fences_of(after: object, *, session: CudaSession) -> tuple[CudaFence, ...]:

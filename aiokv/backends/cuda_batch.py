@@ -11,14 +11,16 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, Protocol, final
 
-from aiokv.backends.cuda_copies import AddressArray, Copies
+from aiokv.backends.cuda_copies import Copies
 from aiokv.backends.cuda_driver import CudaDriver, CudaError
+from aiokv.backends.mapping import address_of
 from aiokv.errors import ConfigError
 from aiokv.model.ids import Direction
 
 __all__ = ["BatchCopier", "Copier", "PartlyCopied", "SingleCopier", "choose_copier"]
 
 _BATCHES_SINCE: Final = 12_080
+_SINGLE_COPIES_SINCE: Final = 4_000
 _STREAM_ORDER: Final = 1
 """A source is read when its turn has come: stores, whose sources kernels before them have written."""
 _ANY_ORDER: Final = 3
@@ -94,9 +96,9 @@ class BatchCopier:
         """See `Copier`."""
         first, failed = ctypes.c_size_t(0), ctypes.c_size_t(_NO_PLACE)
         code = self._function(
-            _pointer(copies.targets),
-            _pointer(copies.sources),
-            _pointer(copies.sizes),
+            address_of(copies.targets),
+            address_of(copies.sources),
+            address_of(copies.sizes),
             len(copies.sizes),
             ctypes.byref(self._attributes),
             ctypes.byref(first),
@@ -140,12 +142,7 @@ def choose_copier(driver: CudaDriver, *, direction: Direction) -> Copier:
         address = driver.find_function("cuMemcpyBatchAsync", version=_BATCHES_SINCE)
         if address is not None:
             return BatchCopier(driver, address=address, direction=direction)
-    address = driver.find_function("cuMemcpyAsync", version=4000)
+    address = driver.find_function("cuMemcpyAsync", version=_SINGLE_COPIES_SINCE)
     if address is None:
         raise ConfigError("CUDA cannot be used: the driver has no cuMemcpyAsync")
     return SingleCopier(driver, address=address)
-
-
-def _pointer(array: AddressArray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

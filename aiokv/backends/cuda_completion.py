@@ -27,18 +27,26 @@ _log = logging.getLogger(__name__)
 
 @final
 class Check:
-    """The checksums of one batch whose copies are over. The thread alone ends it."""
+    """The checksums of one batch. It is begun when its copies are over; the thread alone ends it."""
 
-    __slots__ = ("batch", "corrupt", "failure", "is_done", "num_bytes")
+    __slots__ = ("_is_begun", "batch", "corrupt", "failure", "is_done", "num_bytes", "thread")
 
-    def __init__(self, batch: CopyBatch, *, num_bytes: int) -> None:
+    def __init__(self, batch: CopyBatch, *, num_bytes: int, thread: CheckThread) -> None:
         self.batch = batch
         self.num_bytes = num_bytes
         """Of one block of its group."""
+        self.thread = thread
+        self._is_begun = False
         self.corrupt: list[int] = []
         """Copies of a load whose source is not as it was stored; known once it is done."""
         self.failure = ""
         self.is_done = False
+
+    def begin(self) -> None:
+        """Let the thread read the blocks, once however often it is asked for."""
+        if not self._is_begun:
+            self._is_begun = True
+            self.thread.put(self)
 
 
 @final
@@ -53,12 +61,17 @@ class CheckThread:
         self._thread = threading.Thread(target=self._run, name="aiokv-cuda-check", daemon=True)
         self._thread.start()
 
-    def forget(self, batch: CopyBatch) -> None:
-        """The targets of this store are about to be written. No check names them now: slots have one writer."""
-        self._checksums.forget(batch.target_blocks)
+    def prepare(self, batch: CopyBatch, *, num_bytes: int) -> Check:
+        """The check of a batch that is about to be submitted, whose blocks have `num_bytes`.
+
+        What a store is about to write has no checksums until then. No check names it now: slots have one writer.
+        """
+        if batch.direction is Direction.STORE:
+            self._checksums.forget(batch.target_blocks)
+        return Check(batch, num_bytes=num_bytes, thread=self)
 
     def put(self, check: Check) -> None:
-        """Take or compare the checksums of a batch."""
+        """Take or compare the checksums of a batch, after those that are queued."""
         self._inbox.put(check)
 
     def stop(self) -> None:
@@ -92,21 +105,16 @@ class CheckThread:
 class CudaEvent:
     """The device event of one batch, asked by one thread: the loop's, or the one that closes."""
 
-    __slots__ = ("_check", "_checks", "_detail", "_health", "_is_checked", "_status", "job", "stream")
+    __slots__ = ("_check", "_detail", "_health", "_status", "job", "stream")
 
-    def __init__(self, job: CopyJob, *, stream: CopyStream, health: Health) -> None:
+    def __init__(self, job: CopyJob, *, stream: CopyStream, health: Health, check: Check | None) -> None:
+        """`check` is to be done, once the copies are over, before the event ends."""
         self.job = job
         self.stream = stream
         self._health = health
+        self._check = check
         self._status = EventStatus.PENDING
         self._detail = ""
-        self._checks: CheckThread | None = None
-        self._check: Check | None = None
-        self._is_checked = False
-
-    def check_with(self, checks: CheckThread, *, check: Check) -> None:
-        """Once the copies are over, this is to be done before the event ends."""
-        self._checks, self._check = checks, check
 
     def query(self) -> EventStatus:
         """See `DeviceEvent`."""
@@ -136,12 +144,10 @@ class CudaEvent:
 
     def _look_at_check(self) -> EventStatus:
         check = self._check
-        if self._checks is None or check is None:
+        if check is None:
             return EventStatus.DONE
-        if not self._is_checked:
-            self._is_checked = True
-            self._checks.put(check)
-        has_ended = self._checks.is_over()  # asked first: it may be done before it ends
+        check.begin()
+        has_ended = check.thread.is_over()  # asked first: it may be done before it ends
         if not check.is_done:
             return EventStatus.LOST if has_ended else EventStatus.PENDING
         if check.failure:

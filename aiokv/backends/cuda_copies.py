@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.strides import Fragment
-from aiokv.model.ids import Direction, IntArray, SlotArray
+from aiokv.model.ids import Direction, IntArray, SlotArray, Tier
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["AddressArray", "BatchCopies", "Copies", "CopyLane", "CopyMaker", "cut_copy_lanes"]
@@ -86,9 +86,7 @@ class CopyMaker:
 
     def describe(self, batch: CopyBatch) -> BatchCopies:
         """The copies of a batch, not yet made into addresses."""
-        gpu, cpu = batch.source_blocks, batch.target_blocks
-        if batch.direction is Direction.LOAD:
-            gpu, cpu = cpu, gpu
+        gpu, cpu = batch.slots(Tier.GPU), batch.slots(Tier.CPU)
         parts = []
         if self._dense.count:
             parts.append((self._dense, _find_runs(gpu, cpu, seam_blocks=self._seam_blocks)))
@@ -140,8 +138,8 @@ class _Columns:
 
     def __init__(self, lanes: Sequence[CopyLane]) -> None:
         self.count = len(lanes)
-        self._addresses = _columns([(lane.gpu_address, lane.cpu_address) for lane in lanes])
-        self._strides = _columns([(lane.gpu_stride, lane.cpu_stride) for lane in lanes])
+        self._addresses = _sides_of([(lane.gpu_address, lane.cpu_address) for lane in lanes])
+        self._strides = _sides_of([(lane.gpu_stride, lane.cpu_stride) for lane in lanes])
         self._num_bytes = np.array([lane.num_bytes for lane in lanes], np.uint64)
 
     def address(self, runs: _Runs, *, lanes: slice, rows: slice, direction: Direction) -> Copies:
@@ -202,8 +200,8 @@ def _are_both(one: IntArray, other: IntArray, *, step: int) -> NDArray[np.bool_]
     return both
 
 
-def _columns(pairs: Sequence[tuple[int, int]]) -> AddressArray:
-    """Shape `[2, pairs, 1]`."""
+def _sides_of(pairs: Sequence[tuple[int, int]]) -> AddressArray:
+    """One number of each lane for both sides, shape `[2, pairs, 1]`."""
     return np.ascontiguousarray(np.array(pairs, np.uint64).reshape(-1, 2).T)[:, :, None]
 
 

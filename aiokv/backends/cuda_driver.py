@@ -17,18 +17,20 @@ import ctypes
 import os
 import threading
 from importlib import import_module
+from itertools import takewhile
 from types import ModuleType
 from typing import Any, Final, final
 
 from aiokv.errors import ConfigError, UsageError
 
-__all__ = ["CudaDriver", "CudaError"]
+__all__ = ["CudaDriver", "CudaError", "are_bindings_supported"]
 
 _OLDEST_DRIVER: Final = 12_000
 _OLDEST_BINDINGS: Final = (12, 9, 10)
 """Earlier ones were not tried; 12.8.0 keeps the GIL in calls that block."""
 _BINDINGS_END: Final = (14,)
 
+# The driver's own numbers: the names that bindings have for them change with their versions.
 _NOT_READY: Final = 600
 _NOT_FOUND: Final = 500
 _CAPTURE_IMPLICIT: Final = 906
@@ -38,7 +40,7 @@ _EVENT_UNTIMED: Final = 2
 _STREAM_NON_BLOCKING: Final = 1
 _HOST_NUMA_ID: Final = 134
 _DEVICE_ORDINAL: Final = 9
-
+_FOR_ALL_CONTEXTS: Final = 1
 
 _ELAPSED_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p)
 
@@ -177,7 +179,7 @@ class CudaDriver:
     def register_host(self, address: int, num_bytes: int) -> None:
         """Pin `num_bytes` bytes of this process at `address`, for all contexts."""
         with self.current():
-            self._call("cuMemHostRegister", address, num_bytes, 1)
+            self._call("cuMemHostRegister", address, num_bytes, _FOR_ALL_CONTEXTS)
 
     def unregister_host(self, address: int) -> None:
         """Unpin what was registered at `address`."""
@@ -209,7 +211,7 @@ class CudaDriver:
     def create_stream(self) -> int:
         """A stream of the lowest priority that does not wait for the legacy default stream."""
         result = self._api.cuCtxGetStreamPriorityRange()
-        self._require(int(result[0]), "cuCtxGetStreamPriorityRange")
+        self.require_success(int(result[0]), api="cuCtxGetStreamPriorityRange")
         return int(self._call("cuStreamCreateWithPriority", _STREAM_NON_BLOCKING, int(result[1])))
 
     def destroy_stream(self, stream: int) -> None:
@@ -225,7 +227,7 @@ class CudaDriver:
         code, *status = self._api.cuStreamIsCapturing(stream)
         if int(code) == _CAPTURE_IMPLICIT:
             return True
-        self._require(int(code), "cuStreamIsCapturing")
+        self.require_success(int(code), api="cuStreamIsCapturing")
         return int(status[0]) != 0
 
     # Events.
@@ -257,7 +259,7 @@ class CudaDriver:
     def seconds_between(self, begin: int, end: int) -> float:
         """Device time between two timed events that have been reached."""
         milliseconds = ctypes.c_float()
-        self._require(self._elapsed(ctypes.byref(milliseconds), begin, end), "cuEventElapsedTime")
+        self.require_success(self._elapsed(ctypes.byref(milliseconds), begin, end), api="cuEventElapsedTime")
         return milliseconds.value / 1e3
 
     def find_function(self, symbol: str, *, version: int) -> int | None:
@@ -266,8 +268,9 @@ class CudaDriver:
         return int(address) if int(code) == 0 and address else None
 
     def require_success(self, code: int, *, api: str) -> None:
-        """Raise the `CudaError` of a call that was made through `find_function`."""
-        self._require(code, api)
+        """Raise the `CudaError` that a call of `api` has answered; for calls made past this class, too."""
+        if code:
+            raise CudaError(code, api, name=_name_of(self._api, code))
 
     # Helpers.
 
@@ -288,19 +291,21 @@ class CudaDriver:
         except RuntimeError as error:  # bindings that are newer than the driver miss a function
             raise CudaError(_NOT_FOUND, api, name=str(error)) from error
         if code:
-            self._require(int(code), api)
+            self.require_success(int(code), api=api)
         return results[0] if results else None
 
     def _ask(self, api: str, handle: int) -> bool:
         code = int(getattr(self._api, api)(handle)[0])
         if code == _NOT_READY:
             return False
-        self._require(code, api)
+        self.require_success(code, api=api)
         return True
 
-    def _require(self, code: int, api: str) -> None:
-        if code:
-            raise CudaError(code, api, name=_name_of(self._api, code))
+
+def are_bindings_supported(version: str) -> bool:
+    """Whether aiokv works with this version of cuda-bindings; of "12.9.10.post1" the numbers in front count."""
+    numbers = tuple(map(int, takewhile(str.isdecimal, version.split("."))))
+    return _OLDEST_BINDINGS <= numbers < _BINDINGS_END
 
 
 def _import_bindings() -> ModuleType:
@@ -311,8 +316,7 @@ def _import_bindings() -> ModuleType:
             f"CUDA cannot be used: cuda-bindings is missing, pip install 'aiokv[cuda]' ({error})"
         ) from error
     found = str(getattr(package, "__version__", "0"))
-    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
-    if not _OLDEST_BINDINGS <= numbers < _BINDINGS_END:
+    if not are_bindings_supported(found):
         raise ConfigError(f"CUDA cannot be used: cuda-bindings is {found}, aiokv needs 12.9.10 up to 13")
     return driver
 

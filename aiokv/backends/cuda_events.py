@@ -1,4 +1,8 @@
-"""Points in streams: `EventPool`, and `CudaFence`, a point of the engine's stream."""
+"""What the modules of the CUDA backend share: points in streams, and whether the context still answers.
+
+`EventPool` keeps the driver's events, `CudaFence` is a point of the engine's stream, `stream_handle` tells what is one;
+`Health` is where whoever calls the driver notes that it is lost.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ Copies enter it as *pieces*: those of one call, between two timed events.
 Rules
 - One thread at a time enqueues; any thread may ask whether a piece is over.
 - The lock is held for short calls only, never while copies are enqueued.
+- Whoever asks whether a piece is over, or whether there is room, has what is over noted and forgotten; nothing else.
 - `CudaError` from `put`: nothing of the piece was started; `PartlyCopied`: something may have been.
 """
 

@@ -8,7 +8,7 @@ from typing import Final, final
 from aiokv.backends.arena import Layout
 from aiokv.backends.checksums import BlockChecksums, choose_digest
 from aiokv.backends.cuda_batch import Copier, choose_copier
-from aiokv.backends.cuda_completion import Check, CheckThread, CudaEvent
+from aiokv.backends.cuda_completion import CheckThread, CudaEvent
 from aiokv.backends.cuda_copies import CopyMaker, cut_copy_lanes
 from aiokv.backends.cuda_driver import CudaDriver, CudaError
 from aiokv.backends.cuda_events import CudaFence, EventPool, Health
@@ -20,6 +20,7 @@ from aiokv.model.plan import Checksum, CopyBatch
 __all__ = ["CudaSession"]
 
 _GIVE_BACK_S: Final = 30.0
+"""How long the CPU arena may take to be unpinned when a stream could not be made."""
 
 
 @final
@@ -69,12 +70,11 @@ class CudaSession:
         """Hand a batch over, or to the thread that does; `CudaError`: nothing was started."""
         stream = self.streams[batch.direction]
         job = CopyJob(self._makers[batch.group].describe(batch), fences=fences)
-        event = CudaEvent(job, stream=stream, health=self.health)
+        check = None
         if self._checks is not None:
-            event.check_with(self._checks, check=Check(batch, num_bytes=self.layout.block_bytes(batch.group)))
-            if batch.direction is Direction.STORE:
-                self._checks.forget(batch)
-        stream.submit(job)
+            check = self._checks.prepare(batch, num_bytes=self.layout.block_bytes(batch.group))
+        event = CudaEvent(job, stream=stream, health=self.health, check=check)
+        stream.submit(job)  # last: from here on its thread wants to run
         return event
 
     def new_fence(self, stream: int) -> CudaFence:

@@ -23,7 +23,7 @@ from aiokv.backends.host_thread import CopyJob, CopyThread, HostEvent, HostFault
 from aiokv.backends.no_streams import NoStreams
 from aiokv.backends.pinning import NOTHING_TO_PIN
 from aiokv.errors import BackendLost, ConfigError, UsageError
-from aiokv.model.ids import NULL_SLOT, Direction, SlotArray
+from aiokv.model.ids import NULL_SLOT, Direction
 from aiokv.model.plan import Checksum, CopyBatch
 
 __all__ = ["HostBackend", "HostEvent", "HostFaults", "Stall"]
@@ -97,12 +97,7 @@ class HostBackend(NoStreams):
         opened = self._require_open()
         if opened.thread.lost:
             raise BackendLost(self.name, detail=opened.thread.lost)
-        gpu_slots, cpu_slots = batch.target_blocks, batch.source_blocks
-        if batch.direction is Direction.STORE:
-            gpu_slots, cpu_slots = cpu_slots, gpu_slots
-        opened.layout.geometry.group_index(batch.group)
-        _require_slots("GPU", gpu_slots, blocks=opened.layout.gpu_blocks)
-        _require_slots("CPU", cpu_slots, blocks=opened.layout.cpu_blocks)
+        opened.layout.require_places(batch)
         event = HostEvent(opened.thread)
         opened.thread.put(CopyJob(batch, number=self._submitted, lanes=opened.lanes[batch.group], event=event))
         self._submitted += 1
@@ -142,11 +137,6 @@ class HostBackend(NoStreams):
     def _require_own_process(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError(f"the host backend belongs to process {self._pid}; a forked child cannot use it")
-
-
-def _require_slots(pool: str, slots: SlotArray, *, blocks: int) -> None:
-    if len(slots) and not (0 <= slots.min() and slots.max() < blocks):
-        raise UsageError(f"{pool} slots {slots.min()} to {slots.max()} were named, the pool has {blocks}")
 
 
 def _end_thread(opened: _Opened, *, deadline_s: float) -> bool:

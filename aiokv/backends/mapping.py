@@ -6,14 +6,14 @@ import contextlib
 import mmap
 from collections.abc import Iterator
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.errors import ConfigError
 
-__all__ = ["Bytes", "Pages", "map_bytes", "touch"]
+__all__ = ["Bytes", "Pages", "address_of", "map_bytes", "touch"]
 
 Bytes = NDArray[np.uint8]
 """One-dimensional."""
@@ -48,6 +48,12 @@ def map_bytes(num_bytes: int, *, pages: Pages = Pages.HUGE) -> Bytes:
         with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapping.madvise(getattr(mmap, advice))
     return np.frombuffer(mapping, dtype=np.uint8)
+
+
+def address_of(memory: NDArray[Any]) -> int:
+    """Where the first byte of an array lies."""
+    address: int = memory.__array_interface__["data"][0]
+    return address
 
 
 def touch(memory: Bytes) -> Iterator[None]:

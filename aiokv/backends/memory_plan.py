@@ -5,7 +5,7 @@ The GPU pool is the engine's and not counted. Sizes of the arena are exact; thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
@@ -77,6 +77,11 @@ class Part:
     num_bytes: int
     only_while: str = ""
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it is taken for as long as the runtime lives."""
+        return not self.only_while
+
 
 class LimitKind(Enum):
     """What it means to be over a limit."""
@@ -118,7 +123,7 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Of all parts that are taken for as long as the runtime lives."""
-        return sum(part.num_bytes for part in self.parts if not part.only_while)
+        return _sum_lasting(self.parts)
 
     def broken(self, *kinds: LimitKind) -> tuple[Limit, ...]:
         """Limits of these kinds that do not let it have what it wants."""
@@ -127,8 +132,8 @@ class MemoryPlan:
     def require_fit(self) -> None:
         """`ConfigError` that names the limit, if the memory would not be there: better than being killed for it."""
         for limit in self.broken(LimitKind.FIXED, LimitKind.NOW):
-            standing = (part for part in self.parts if not part.only_while)
-            parts = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in standing)
+            lasting = (part for part in self.parts if part.is_lasting)
+            parts = ", ".join(f"{part.name} {format_bytes(part.num_bytes)}" for part in lasting)
             raise ConfigError(
                 f"the pools take {format_bytes(self.total_bytes)} of memory ({parts}), but {limit.name} is "
                 f"{format_bytes(limit.allowed or 0)}: make the CPU pool smaller, or raise that"
@@ -138,14 +143,17 @@ class MemoryPlan:
 def plan_memory(demand: Demand, host: HostMemory) -> MemoryPlan:
     """Hold what is wanted against what there is; pure."""
     parts = tuple(_find_parts(demand))
-    total = sum(part.num_bytes for part in parts if not part.only_while)
-    limits = list(_find_limits(host, total=total))
+    limits = list(_find_limits(host, total=_sum_lasting(parts)))
     if demand.registration is Registration.NONE or not demand.arena_bytes:
         return MemoryPlan(arena_bytes=demand.arena_bytes, parts=parts, limits=tuple(limits))
-    slots = demand.cpu_slots or 1
+    slots = demand.cpu_slots or 1  # less than one slot of the size that is supposed where it is not known
     chunks = cut_chunks(slots=slots, slot_bytes=demand.arena_bytes // slots)
     limits += _find_pinning_limits(host, arena_bytes=demand.arena_bytes, call_bytes=chunks.largest_bytes)
     return MemoryPlan(arena_bytes=demand.arena_bytes, parts=parts, limits=tuple(limits), chunks=chunks)
+
+
+def _sum_lasting(parts: Iterable[Part]) -> int:
+    return sum(part.num_bytes for part in parts if part.is_lasting)
 
 
 def _find_parts(demand: Demand) -> Iterator[Part]:

@@ -12,7 +12,7 @@ from typing import final
 from aiokv.backends.arena import ByteRows
 from aiokv.backends.base import Pinning
 from aiokv.backends.chunks import MOST_BYTES, Chunks, cut_chunks
-from aiokv.backends.mapping import Pages, map_bytes
+from aiokv.backends.mapping import Pages, address_of, map_bytes
 from aiokv.backends.pinning import NOTHING_TO_PIN, PinThread, Registrar
 from aiokv.errors import ConfigError
 
@@ -58,8 +58,7 @@ class PinnedArena:
     @property
     def address(self) -> int:
         """Of slot 0; the others follow without a gap."""
-        address: int = self.rows.__array_interface__["data"][0]
-        return address
+        return address_of(self.rows)
 
     @property
     def num_bytes(self) -> int:

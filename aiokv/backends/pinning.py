@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol, final
 
-from aiokv.backends.mapping import Bytes, touch
+from aiokv.backends.mapping import Bytes, address_of, touch
 from aiokv.backends.numa import run_on_node
 from aiokv.errors import UsageError
 from aiokv.model.pinning import NOT_NEEDED, PinState, PinStatus
@@ -174,12 +174,12 @@ class PinThread:
             _log.error("the device is still registering the CPU arena; its memory is kept until that has ended")
         elif self._order is _Order.TAKE_BACK:
             self._take_back()
-        self._end(PinStatus(state=PinState.CLOSED, total_bytes=self._status.total_bytes))
+        self._settle(PinStatus(state=PinState.CLOSED, total_bytes=self._status.total_bytes))
         return not is_late and not self._stuck and self._order is _Order.TAKE_BACK
 
     def leave(self) -> None:
         """A copy may use the memory for ever: register no more, unregister nothing, keep all of it mapped."""
-        _kept.update((_address(chunk), chunk) for chunk in self._chunks)
+        _kept.update((address_of(chunk), chunk) for chunk in self._chunks)
         self._tell(_Order.LEAVE)
 
     # What runs in the thread.
@@ -216,47 +216,47 @@ class PinThread:
     def _touch(self, chunk: Bytes) -> bool:
         """Whether all of it was touched; not so once the thread is to end."""
         steps = touch(chunk)
-        while self._begin():
+        while self._begin_step():
             try:
                 if next(steps, StopIteration) is StopIteration:
                     return True
             finally:
-                self._pass()
+                self._end_step()
         return False
 
     def _register(self, chunk: Bytes) -> str:
         """Why it could not be registered; empty if it is, or if the thread is to end."""
-        if not self._begin():
+        if not self._begin_step():
             return ""
         try:
-            self._registrar.register_host(_address(chunk), len(chunk))
+            self._registrar.register_host(address_of(chunk), len(chunk))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         else:
-            _kept[_address(chunk)] = chunk
+            _kept[address_of(chunk)] = chunk
             self._registered.append(chunk)
             self._note(registered_bytes=self._status.registered_bytes + len(chunk))
             return ""
         finally:
-            self._pass()
+            self._end_step()
 
     def _roll_back(self) -> None:
         """Not within a pause either; if the thread is to end, that is done as it was told."""
-        if not self._begin():
+        if not self._begin_step():
             return
         try:
             self._take_back()
         finally:
-            self._pass()
+            self._end_step()
 
-    def _begin(self) -> bool:
-        """Wait while it is paused; whether to go on. Then something is in progress until `_pass`."""
+    def _begin_step(self) -> bool:
+        """Wait while it is paused; whether to go on. Then something is in progress until `_end_step`."""
         with self._changed:
             self._changed.wait_for(lambda: self._order is not _Order.PIN or not self._pauses)
             self._is_busy = self._order is _Order.PIN
             return self._is_busy
 
-    def _pass(self) -> None:
+    def _end_step(self) -> None:
         with self._changed:
             self._is_busy = False
             waiting, self._when_quiet = self._when_quiet, []
@@ -270,13 +270,13 @@ class PinThread:
     def _succeed(self, *, seconds: float) -> None:
         total = self._status.total_bytes
         _log.info("the CPU arena is pinned: %d bytes in %d chunks, %.3g s", total, len(self._chunks), seconds)
-        self._end(replace(self._status, state=PinState.PINNED))
+        self._settle(replace(self._status, state=PinState.PINNED))
 
     def _fail(self, reason: str) -> None:
         self._roll_back()
         if self._order is _Order.PIN:
             _log.warning("the CPU arena stays unpinned, so that its copies are slower: %s", reason)
-            self._end(PinStatus(state=PinState.UNPINNED, total_bytes=self._status.total_bytes, reason=reason))
+            self._settle(PinStatus(state=PinState.UNPINNED, total_bytes=self._status.total_bytes, reason=reason))
 
     # In this thread, or in the one that closes when this has ended.
 
@@ -285,14 +285,14 @@ class PinThread:
         while self._registered:
             chunk = self._registered.pop()
             try:
-                self._registrar.unregister_host(_address(chunk))
+                self._registrar.unregister_host(address_of(chunk))
             except Exception:
                 _log.exception("%d bytes of the CPU arena could not be unregistered and are kept", len(chunk))
                 self._stuck += 1
             else:
-                _kept.pop(_address(chunk), None)
+                _kept.pop(address_of(chunk), None)
 
-    def _end(self, status: PinStatus) -> None:
+    def _settle(self, status: PinStatus) -> None:
         with self._changed:
             if self._status.state is not PinState.CLOSED:
                 self._status = status
@@ -313,8 +313,3 @@ def _call(callbacks: Sequence[Callable[[], None]]) -> None:
             callback()
         except Exception:
             _log.exception("somebody who waited for the CPU arena could not be told")
-
-
-def _address(chunk: Bytes) -> int:
-    address: int = chunk.__array_interface__["data"][0]
-    return address

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import numpy as np
 
 from aiokv.backends.cuda_array import view_cuda_array
+from aiokv.backends.mapping import address_of
 from aiokv.backends.tensor_view import TensorView
 from aiokv.errors import ConfigError
 
@@ -113,7 +114,7 @@ def _is_torch(tensor: object) -> TypeGuard[torch.Tensor]:
 def _view_array(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], *, label: str) -> TensorView:
     view = TensorView(
         label=label,
-        address=array.__array_interface__["data"][0],
+        address=address_of(array),
         shape=array.shape,
         strides=array.strides,
         itemsize=array.itemsize,

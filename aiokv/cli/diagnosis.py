@@ -15,6 +15,7 @@ from enum import IntEnum
 from typing import Final, final
 
 from aiokv.backends.chunks import MOST_BYTES_PER_CALL
+from aiokv.backends.cuda_driver import are_bindings_supported
 from aiokv.backends.memory_plan import LimitKind, MemoryPlan, Registration
 from aiokv.cli.machine import Machine
 from aiokv.cli.memory_view import plan_settings
@@ -23,8 +24,6 @@ from aiokv.runtime.config_file import Settings
 
 __all__ = ["Finding", "Level", "diagnose", "plan_machine", "worst_level"]
 
-_OLDEST_BINDINGS: Final = (12, 9, 10)
-_TOO_NEW_BINDINGS: Final = (14,)
 _COMFORTABLE_SHARE: Final = 0.8  # of the memory this process may use, for the CPU pool
 
 
@@ -103,7 +102,7 @@ def _check_bindings(machine: Machine, settings: Settings) -> Finding:
     advice = ("pip install 'aiokv[cuda]'",)
     if installed is None:
         return Finding(check="cuda-bindings", level=level, found="not installed", advice=advice)
-    if not _OLDEST_BINDINGS <= _release(installed) < _TOO_NEW_BINDINGS:
+    if not are_bindings_supported(installed):
         return Finding(check="cuda-bindings", level=level, found=f"{installed}, outside 12.9.10 to 13", advice=advice)
     return Finding(check="cuda-bindings", level=Level.FINE, found=installed)
 
@@ -192,13 +191,3 @@ def _usable_memory(machine: Machine) -> int:
     """Bytes this process may ever use; 0 where the system does not say."""
     sizes = [size for size in (machine.memory_total, machine.memory_limit) if size]
     return min(sizes, default=0)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "12.9.10.post1" is (12, 9, 10)."""
-    numbers: list[int] = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

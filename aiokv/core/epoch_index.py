@@ -187,12 +187,6 @@ class EpochIndex:
         """As `SlotIndex.count_stray_entries`."""
         return self._index.count_stray_entries(start, stop)
 
-    def _current(self, found: Found) -> Found:
-        """What was found, without what is stale."""
-        if self._stale == 0:
-            return found
-        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)
-
     def check_invariants(self) -> list[str]:
         """Violations found by a full recount; O(capacity)."""
         found = self._index.check_invariants()
@@ -200,3 +194,9 @@ class EpochIndex:
         if stale != self._stale:
             found.append(f"{stale} slots are stale, counted {self._stale}")
         return found
+
+    def _current(self, found: Found) -> Found:
+        """What was found, without what is stale."""
+        if self._stale == 0:
+            return found
+        return Found(found.present & (self._slot_epoch.take(found.slots) == self._epoch), found.slots)

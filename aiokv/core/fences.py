@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from aiokv.model.ids import SlotArray
 __all__ = ["Fence", "FenceBook"]
 
 _LOOKS: Final = 4
-"""How often streams are asked how far they are at a time: two are enough that they do not grow in number."""
+"""Fences asked about at a time, over all streams. Two would do: one is made each time, so they do not add up."""
 
 
 @final
@@ -109,14 +109,9 @@ class FenceBook:
         looks = _LOOKS
         for key in tuple(self._streams):
             fences = self._streams[key]
-            passed, step = 0, 1
-            while looks and passed < len(fences):
-                at = min(passed + step, len(fences))
-                looks -= 1
-                if fences[at - 1].mark is None or not is_passed(fences[at - 1].mark):
-                    break
-                passed, step = at, 2 * step
-            self._forget(key, fences[passed:])
+            seen = _count_passed(fences, is_passed, most_looks=looks)
+            self._forget(key, fences[seen.passed :])
+            looks -= seen.looks
             if not looks:
                 return
 
@@ -162,6 +157,26 @@ class FenceBook:
         self._streams.pop(key, None)
         if left:
             self._streams[key] = list(left)
+
+
+class _Seen(NamedTuple):
+    """How many fences of a stream were passed, the oldest ones, and how many were asked about."""
+
+    passed: int
+    looks: int
+
+
+def _count_passed(fences: Sequence[Fence], is_passed: Callable[[object], bool], *, most_looks: int) -> _Seen:
+    """Ask about fences farther and farther on, until one was not passed or is not recorded yet."""
+    passed, looks = 0, 0
+    while looks < most_looks and passed < len(fences):
+        at = min(passed + (1 << looks), len(fences))
+        looks += 1
+        mark = fences[at - 1].mark
+        if mark is None or not is_passed(mark):
+            break
+        passed = at
+    return _Seen(passed=passed, looks=looks)
 
 
 def _key_of(stream: object) -> Hashable:

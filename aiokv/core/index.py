@@ -20,7 +20,7 @@ import numpy as np
 
 from aiokv.core.index_places import AT_ONCE
 from aiokv.core.index_table import SlotTable
-from aiokv.core.masks import has_any
+from aiokv.core.masks import FOUR_TRUE, has_any
 from aiokv.core.pool_values import GroupArray
 from aiokv.errors import UsageError
 from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray
@@ -31,7 +31,6 @@ __all__ = ["FoundInBoth", "SlotIndex"]
 # Zero-dimensional arrays: numpy would convert a Python number anew at each call, which costs as much as a short pass.
 _NOBODY: Final = np.array(0, np.int16)
 _GROUP_TO_OWNER: Final = np.array(1, np.int16)
-_BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
 
 class FoundInBoth(NamedTuple):
@@ -46,7 +45,7 @@ class FoundInBoth(NamedTuple):
 class SlotIndex:
     """Maps (group, digest) to a slot in `[0, capacity)`; at most one entry per slot."""
 
-    __slots__ = ("_base", "_count", "_digests", "_entry", "_owner", "_split", "_table", "_twin")
+    __slots__ = ("_base", "_count", "_digests", "_owner", "_split", "_table", "_twin")
 
     def __init__(self, capacity: int, *, table: SlotTable | None = None, base: int = 0) -> None:
         """`capacity` is one more than the largest slot. The slots are nodes from `base` on: 0 or the table's split."""
@@ -56,7 +55,6 @@ class SlotIndex:
         mine = slice(base, base + capacity)
         self._digests: DigestArray = self._table.digests[mine]
         self._owner: GroupArray = self._table.owner[mine]
-        self._entry = self._table.entry[mine]
         self._twin = self._table.twin[mine]
         self._count = 0
 
@@ -68,6 +66,11 @@ class SlotIndex:
     def stash_size(self) -> int:
         """Keys, of either tier, that found all their buckets full."""
         return self._table.stash_size
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets of the table."""
+        return self._table.num_buckets
 
     def find(self, keys: DigestArray, group: int) -> Found:
         """Which slots hold `keys` (shape `[n, 4]`) of `group`; the arrays are the caller's."""
@@ -124,7 +127,7 @@ class SlotIndex:
     def holds(self, slots: SlotArray, keys: DigestArray, *, group: int) -> BoolArray:
         """Which of `slots` hold `keys[i]` of `group`: a fraction of the price of `find`, where the slots are known."""
         same = np.equal(self._digests.take(slots, axis=0), keys)
-        is_held: BoolArray = same.view(np.uint32)[:, 0] == _BYTE_SUM
+        is_held: BoolArray = same.view(np.uint32)[:, 0] == FOUR_TRUE
         is_held &= np.equal(self._owner.take(slots), group + 1)
         return is_held
 
@@ -181,11 +184,6 @@ class SlotIndex:
         if self.is_astray(indexed).any():
             found.append("not every slot is found under its key")
         return found + self._find_odd_twins()
-
-    @property
-    def num_buckets(self) -> int:
-        """Buckets of the table."""
-        return self._table.num_buckets
 
     def is_astray(self, slots: SlotArray) -> BoolArray:
         """Which of `slots` hold a key and are not found under it."""

@@ -18,7 +18,7 @@ class Marks(NamedTuple):
     """Both as arrays of no dimension, which numpy need not convert at each call."""
 
     owner: NDArray[np.int16]
-    salt: NDArray[np.uint64]
+    constant: NDArray[np.uint64]
 
 
 def marks_of(group: int) -> Marks:

@@ -33,9 +33,7 @@ class Stash:
 
     def put(self, keys: list[bytes], nodes: list[int]) -> list[int]:
         """Stash keys. Returns the nodes of those that are stashed already, which keep the node that they have."""
-        repeated = [
-            node for key, node in zip(keys, nodes, strict=True) if self.nodes.setdefault(key, node) != node
-        ]  # fmt: skip
+        repeated = [node for key, node in zip(keys, nodes, strict=True) if self.nodes.setdefault(key, node) != node]
         self._sort()
         return repeated
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from aiokv.core.index_marks import Marks, marks_of
 from aiokv.core.index_places import AT_ONCE, EMPTY_TAG, LOG_WAYS, WAY_MASK, WAYS, choose_places
 from aiokv.core.index_stash import Stash
-from aiokv.core.masks import has_any, is_all
+from aiokv.core.masks import FOUR_TRUE, has_any, is_all
 from aiokv.core.pool_values import GroupArray
 from aiokv.core.slot_memory import zeros
 from aiokv.errors import UsageError
@@ -48,7 +48,6 @@ _DIGEST: Final = np.dtype((np.void, DIGEST_BYTES))
 _TAG_SHIFT: Final = np.array(48, np.uint64)
 _IN_EACH_WAY: Final = np.array(0x0001_0001_0001_0001, np.uint64)
 _LOG_PROBES: Final = np.array(4)
-_BYTE_SUM: Final = np.array(0x01010101, np.uint32)
 
 _ALL_NEW: Final = np.ones(AT_ONCE, np.bool_)
 _ALL_NEW.flags.writeable = False
@@ -195,7 +194,7 @@ class SlotTable:
 
     def _probe(self, keys: DigestArray, group: int) -> _Probe:
         marks = self._marks.get(group) or self._marks_of(group)
-        mixed = keys ^ marks.salt if group else keys
+        mixed = keys ^ marks.constant if group else keys
         buckets = (mixed & self._mask).view(np.int64)
         tags = mixed >> _TAG_SHIFT
         tags *= _IN_EACH_WAY
@@ -218,7 +217,7 @@ class SlotTable:
         held, wanted = self.digests.take(nodes, axis=0), probe.keys.take(asked, axis=0)
         verified = self.owner[nodes] == probe.owner
         if not is_all(verified) or held.tobytes() != wanted.tobytes():  # a tag is that of another key
-            verified &= np.equal(held, wanted).view(np.uint32)[:, 0] == _BYTE_SUM
+            verified &= np.equal(held, wanted).view(np.uint32)[:, 0] == FOUR_TRUE
             asked, nodes = asked[verified], nodes[verified]
         answer = Found(np.zeros(n, np.bool_), np.zeros(n, np.int64))
         answer.present[asked], answer.slots[asked] = True, nodes

@@ -12,21 +12,21 @@ __all__ = ["GroupShare", "Share"]
 
 
 class GroupShare(Protocol):
-    """One group's part."""
+    """What the lease gets of one group."""
 
     @property
     def claim_stop(self) -> int:
-        """Where its claims for compute end, in table positions."""
+        """Table position before which the claims for compute end."""
         ...
 
     @property
     def state_claims(self) -> int:
-        """States of a recurrent group."""
+        """Slots for states of a recurrent group; 0 in others."""
         ...
 
     @property
     def capacity_tokens(self) -> int:
-        """Room in tokens."""
+        """Tokens that it has room for."""
         ...
 
     @property
@@ -36,7 +36,7 @@ class GroupShare(Protocol):
 
 
 class Share(Protocol):
-    """All of it."""
+    """What the lease gets in all."""
 
     @property
     def length(self) -> int:
@@ -45,7 +45,7 @@ class Share(Protocol):
 
     @property
     def hit(self) -> Hit:
-        """Where the tokens come from."""
+        """Where the tokens of the prompt come from."""
         ...
 
     @property

@@ -188,8 +188,10 @@ class LeaseRecord:
         self.is_bare = False
         """It has given all of its table back, so that another may go on, and waits to be planned again from nothing."""
         self.is_finishing = False
-        self.fenced = 0  # the number of the last fence behind which its slots were written, read or given back
-        self.streams: list[object] = []  # those that were made to wait for its loads: their kernels use its slots
+        self.fenced = 0
+        """The number of the last fence behind which its slots were written, read or given back; 0 for none."""
+        self.streams: list[object] = []
+        """Those that were made to wait for its loads: their kernels use its slots."""
         self.given_back = [0] * len(block_sizes)
         """Per group, blocks `[0, given_back)` are no longer held."""
         self.epochs = epochs

@@ -6,9 +6,16 @@ numpy prepares for arrays of any kind. Long masks take no longer than there.
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
+
 from aiokv.model.ids import BoolArray
 
-__all__ = ["count_leading", "has_any", "is_all"]
+__all__ = ["FOUR_TRUE", "count_leading", "has_any", "is_all"]
+
+FOUR_TRUE: Final = np.array(0x01010101, np.uint32)
+"""A row of four true values seen as one number (`mask.view(np.uint32)[:, 0]`): all words of two digests are equal."""
 
 
 def is_all(mask: BoolArray) -> bool:

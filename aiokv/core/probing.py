@@ -19,7 +19,7 @@ from aiokv.model.ids import BoolArray, DigestArray, IntArray, SlotArray, Tier
 from aiokv.model.plan import Found
 from aiokv.model.spec import CacheGeometry
 
-__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober"]
+__all__ = ["NOWHERE", "GroupResidency", "Guesses", "Index", "JointIndex", "Keys", "Prober", "Search"]
 
 _FIRST_SLICE: Final = 128
 _SLICE_GROWTH: Final = 4

@@ -18,11 +18,6 @@ class StoreGate:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    @property
-    def is_shut(self) -> bool:
-        """Whether nothing is stored."""
-        return self._world.is_storing_shut
-
     def shut(self) -> None:
         """Plan no store from now on; those that are planned already go on."""
         self._world.is_storing_shut = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Self
 
-from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray
+from aiokv.model.ids import BoolArray, Direction, IntArray, KeyEnum, SlotArray, Tier
 
 __all__ = [
     "Checksum",
@@ -137,6 +137,10 @@ class CopyBatch:
 
     def __len__(self) -> int:
         return len(self.source_blocks)
+
+    def slots(self, tier: Tier) -> SlotArray:
+        """Its side in one tier: `slots(Tier.GPU)[i]` and `slots(Tier.CPU)[i]` are the two ends of copy `i`."""
+        return self.source_blocks if tier is self.direction.source_tier else self.target_blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

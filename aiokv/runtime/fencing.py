@@ -102,8 +102,11 @@ class Fencing:
         mark = self._record(stream)
         return None if mark is None else self._book.add(stream, mark)
 
-    def find_end(self, record: LeaseRecord, after: object) -> Fence | None:
-        """The fence behind which a lease gives slots back: the caller's, else new ones, of which this is the last."""
+    def promise_end(self, record: LeaseRecord, after: object) -> Fence | None:
+        """The fence behind which a lease gives slots back: `after`, or else the last of new ones, which are promised.
+
+        None where nothing has to be waited for; `UsageError`, and nothing promised, for what is no fence.
+        """
         if after is not None:
             return self._book.check(after)
         if not self._backend.needs_fences:

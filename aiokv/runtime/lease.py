@@ -161,7 +161,7 @@ class Lease:
         if num_tokens < self._record.confirmed:
             if offloader.is_quiet:
                 return offloader.core.defer_queued()
-            fence = offloader.fencing.find_end(self._record, after)
+            fence = offloader.fencing.promise_end(self._record, after)
         confirmed = offloader.core.truncations.truncate(self._record, num_tokens, after=fence)
         offloader.progress()
         return confirmed
@@ -205,7 +205,7 @@ class Lease:
             check_whole("a state's length", length)
         offloader, fence = self._offloader, None
         if after is not None or num_tokens > self._record.confirmed:
-            fence = offloader.fencing.find_end(self._record, after)
+            fence = offloader.fencing.promise_end(self._record, after)
         offloader.core.confirm(self._record, num_tokens, publish_to=publish_to, states=states, after=fence)
         offloader.progress()
 

@@ -151,7 +151,7 @@ class Offloader:
 
     def close_lease(self, record: LeaseRecord, *, how: Closing, after: object = None) -> None:
         """Give a lease back behind a fence, by the way it ended; whoever waits for it is told."""
-        fence = self.fencing.find_end(record, after)
+        fence = self.fencing.promise_end(record, after)
         self.clock.closed(record)
         if how in (Closing.FINISHED, Closing.PREEMPTED):
             self.core.finish(record, how=how, after=fence)

@@ -21,21 +21,16 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
     """See `Lease.wait_on`."""
     if offloader.is_quiet:
         raise UsageError("no stream can be made to wait inside quiesce(): wait before the capture")
-    fencing, backend = offloader.fencing, offloader.backend
+    fencing, name = offloader.fencing, offloader.backend.name
     if not fencing.is_needed:
-        record.check_ready(f"be waited for on a stream of backend {backend.name!r}, which has none: await ready()")
+        record.check_ready(f"be waited for on a stream of backend {name!r}, which has none: await ready()")
         return
     fencing.check_stream(stream)  # before it is noted: its fences are asked for when the lease ends
     _submit_loads(offloader, record)
     if stream not in record.streams:
         record.streams.append(stream)
-    for transfer in offloader.core.transfers() if record.waiting else ():
-        if transfer.transfer_id in record.waiting:
-            event = offloader.transfers.find_event(transfer.transfer_id)
-            if event is not None:
-                backend.wait(stream, event)
-            elif transfer.state is not TransferState.DONE:
-                raise _failed(record)
+    if record.waiting:
+        _wait_for_loads(offloader, record, stream=stream)
     if not offloader.transfers.settle_fences():
         raise UsageError("no stream can be made to wait while the engine's stream is being captured")
     fencing.make_wait(stream, record)
@@ -50,6 +45,18 @@ def _submit_loads(offloader: Offloader, record: LeaseRecord) -> None:
             raise _failed(record)
         if not offloader.transfers.submit_now(record.waiting):
             return
+
+
+def _wait_for_loads(offloader: Offloader, record: LeaseRecord, *, stream: object) -> None:
+    """Let `stream` wait for the copies of all loads of a lease; those that are over are only registered still."""
+    for transfer in offloader.core.transfers():
+        if transfer.transfer_id not in record.waiting:
+            continue
+        event = offloader.transfers.find_event(transfer.transfer_id)
+        if event is not None:
+            offloader.backend.wait(stream, event)
+        elif transfer.state is not TransferState.DONE:
+            raise _failed(record)
 
 
 def _failed(record: LeaseRecord) -> InvalidTransition:

@@ -1,10 +1,14 @@
-"""Fixtures for every folder of tests that wants the fake driver: import them into its `conftest.py`."""
+"""Fixtures for every folder of tests that wants the fake driver: import them into its `conftest.py`.
+
+`skipped_without_compiler` is for tests that load it in another process.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -12,6 +16,17 @@ import pytest
 from tests.fakecuda.build import NoCompiler
 from tests.fakecuda.calls import succeed
 from tests.fakecuda.control import FakeDriver
+
+
+@contextmanager
+def skipped_without_compiler() -> Iterator[None]:
+    """Skips the test if the driver cannot be built inside, but not in CI, which installs a compiler."""
+    try:
+        yield
+    except NoCompiler as reason:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(reason))
 
 
 @pytest.fixture
@@ -24,12 +39,8 @@ def fake_driver() -> Iterator[FakeDriver]:
     """
     if sys.platform != "linux":
         pytest.skip("the fake driver is for Linux")
-    try:
+    with skipped_without_compiler():
         driver = FakeDriver.load()
-    except NoCompiler as reason:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(reason))
     driver.reset()
     yield driver
     driver.release()

@@ -55,7 +55,7 @@ def check_bytes(bench: Bench) -> Found:
     return found
 
 
-def _one_round(  # all of it is the state of the rounds
+def _one_round(
     bench: Bench, backend: CudaBackend, *, memory: Memory, cpu: Bytes, compute: object, random: np.random.Generator
 ) -> None:
     """A quarter of the blocks is stored, a quarter loaded, a quarter written by kernels meanwhile."""

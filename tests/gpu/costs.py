@@ -11,6 +11,7 @@ from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.cuda_batch import choose_copier
 from aiokv.backends.cuda_copies import Copies
 from aiokv.backends.cuda_events import stream_handle
+from aiokv.backends.mapping import address_of
 from aiokv.model.ids import Direction
 from tests.gpu.bench import Bench, Found, Slots, batch, opened, quantiles, slots, spin
 from tests.gpu.engine import Rows
@@ -33,7 +34,7 @@ class _Submits:
         self._stream = stream_handle(bench.engine.stream())
         self._copier = choose_copier(bench.driver, direction=Direction.STORE)
         device = rows.tensor.__cuda_array_interface__["data"][0]
-        host = backend.cpu_slot(0).__array_interface__["data"][0]
+        host = address_of(backend.cpu_slot(0))
         columns = (host + chosen * _ROW_BYTES, device + chosen * _ROW_BYTES, np.full(len(chosen), _ROW_BYTES))
         self._copies = Copies(*(np.ascontiguousarray(column, dtype=np.uint64) for column in columns))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from enum import Enum
 from itertools import count, islice
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.cuda_batch import Copier, choose_copier
 from aiokv.backends.cuda_copies import Copies
 from aiokv.backends.cuda_events import stream_handle
+from aiokv.backends.mapping import address_of
 from aiokv.model.ids import Direction
 from tests.gpu.bench import Bench, Found, batch, opened, slots, spin
+from tests.gpu.engine import Rows
 
 _SLOTS: Final = 7
 _ROW_BYTES: Final = 64 << 10
@@ -35,7 +37,7 @@ class Order(Enum):
 class Races:
     """One pool of blocks, two streams of the engine's, and a log of what its kernels read, a row each round."""
 
-    def __init__(self, bench: Bench, backend: CudaBackend, *, rows: Any) -> None:  # noqa: ANN401  # `Rows`
+    def __init__(self, bench: Bench, backend: CudaBackend, *, rows: Rows) -> None:
         self.engine = bench.engine
         self.bench = bench
         self.backend = backend
@@ -113,10 +115,9 @@ class EarlySources:
         races.engine.fill(races.compute, races.rows, row=slot, value=value)
         fence = races.backend.fence(races.compute)
         target = races.backend.cpu_slot(0)
-        source = races.rows.tensor
-        interface = source.__cuda_array_interface__["data"][0] + slot * _ROW_BYTES
-        addresses = (target.__array_interface__["data"][0], interface, _ROW_BYTES)
-        copies = Copies(*(np.array([number], np.uint64) for number in addresses))
+        source_address = races.rows.tensor.__cuda_array_interface__["data"][0] + slot * _ROW_BYTES
+        columns = (address_of(target), source_address, _ROW_BYTES)
+        copies = Copies(*(np.array([column], np.uint64) for column in columns))
         with self._bench.driver.current():
             self._bench.driver.wait_event(stream_handle(self._stream), fence.event)
             self._copier.enqueue(copies, stream=stream_handle(self._stream))

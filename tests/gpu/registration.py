@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 
 from aiokv.backends.cuda import CudaBackend
-from aiokv.backends.mapping import Bytes, Pages, map_bytes, touch
+from aiokv.backends.mapping import Bytes, Pages, address_of, map_bytes, touch
 from aiokv.model.ids import Direction
-from tests.gpu.bench import GIB, Bench, Found, batch, opened, quantiles, spin
+from tests.gpu.bench import GIB, Bench, Found, Slots, batch, opened, quantiles, spin
 
 _ROW_BYTES: Final = 4096
 _BLOCKS: Final = 65
@@ -34,9 +34,9 @@ def measure_registration(bench: Bench) -> Found:
     return found
 
 
-def _register(bench: Bench, backend: CudaBackend, *, pages: Pages, chosen: Any) -> dict[str, Any]:  # noqa: ANN401
+def _register(bench: Bench, backend: CudaBackend, *, pages: Pages, chosen: Slots) -> dict[str, Any]:
     memory = map_bytes(bench.sizes.registered_bytes, pages=pages)
-    address = memory.__array_interface__["data"][0]
+    address = address_of(memory)
     touched = _seconds_to_touch(memory)
     with _in_thread(lambda: bench.driver.register_host(address, len(memory))) as taken:
         beside = _submit_until(backend, chosen, ended=taken.ended)
@@ -62,7 +62,7 @@ class _Taken:
 
 
 @contextmanager
-def _in_thread(call: Any) -> Iterator[_Taken]:  # noqa: ANN401  # a callable without arguments
+def _in_thread(call: Callable[[], None]) -> Iterator[_Taken]:
     """Run it until the end of the block at least; what it raises is raised there."""
     taken = _Taken()
 
@@ -90,14 +90,14 @@ def _seconds_to_touch(memory: Bytes) -> float:
     return time.perf_counter() - began
 
 
-def _submit_until(backend: CudaBackend, chosen: Any, *, ended: threading.Event) -> list[float]:  # noqa: ANN401
+def _submit_until(backend: CudaBackend, chosen: Slots, *, ended: threading.Event) -> list[float]:
     taken = [_submit(backend, chosen)]
     while not ended.is_set():
         taken.append(_submit(backend, chosen))
     return taken
 
 
-def _submit(backend: CudaBackend, chosen: Any) -> float:  # noqa: ANN401
+def _submit(backend: CudaBackend, chosen: Slots) -> float:
     began = time.perf_counter()
     event = backend.submit(batch(Direction.STORE, gpu=chosen, cpu=chosen))
     taken = time.perf_counter() - began

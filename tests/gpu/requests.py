@@ -181,7 +181,10 @@ async def _wake(bench: Bench, *, waiting: int) -> dict[str, Any]:
             clock.set()
             began, began_busy = time.monotonic(), time.thread_time()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(_wait_for_load(kv, backend, number, clock)) for number in range(waiting)]
+                tasks = [
+                    group.create_task(_wait_for_load(kv, backend, number=number, clock=clock))
+                    for number in range(waiting)
+                ]
             busy_s, wall_s = busy_s + time.thread_time() - began_busy, wall_s + time.monotonic() - began
             latencies += [task.result() for task in tasks]
             await kv.drain()
@@ -189,7 +192,7 @@ async def _wake(bench: Bench, *, waiting: int) -> dict[str, Any]:
     return figures | {"loop_busy": round(busy_s / wall_s, 3)}
 
 
-async def _wait_for_load(kv: KVRuntime, backend: CudaBackend, number: int, clock: _DeviceClock) -> float:
+async def _wait_for_load(kv: KVRuntime, backend: CudaBackend, *, number: int, clock: _DeviceClock) -> float:
     lease = await kv.admit(f"{number}", _prompt(number, blocks=1))
     try:
         if not lease.hit.cpu_tokens:

@@ -39,7 +39,10 @@ def _measure_size(bench: Bench, num_bytes: int) -> dict[str, Any]:
         shuffled = {way: random.permutation(half) for way, half in zip(Direction, halves, strict=True)}
         cases["copies_both"] = [batch(way, gpu=shuffled[way], cpu=shuffled[way]) for way in Direction]
         cases["plain_both"] = [batch(way, gpu=adjacent[way], cpu=adjacent[way]) for way in Direction]
-        taken = {name: _gigabytes(backend, batches, sizes.repeats, num_bytes) for name, batches in cases.items()}
+        taken = {
+            name: _gigabytes(backend, batches, repeats=sizes.repeats, num_bytes=num_bytes)
+            for name, batches in cases.items()
+        }
     return {"kib": num_bytes // KIB, "copies": copies} | taken
 
 
@@ -48,7 +51,7 @@ def _spread(random: np.random.Generator, *, blocks: int, copies: int) -> Slots:
     return 1 + random.permutation(blocks - 1)[:copies]
 
 
-def _gigabytes(backend: CudaBackend, batches: list[CopyBatch], repeats: int, num_bytes: int) -> float:
+def _gigabytes(backend: CudaBackend, batches: list[CopyBatch], *, repeats: int, num_bytes: int) -> float:
     """Per second, the best of some; from the submission until all is seen to have ended."""
     seconds = []
     for _ in range(1 + repeats):

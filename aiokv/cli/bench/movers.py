@@ -6,10 +6,10 @@ from aiokv.cli.bench.device import DriverKind, find_driver
 from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 
-__all__ = ["Driver", "find_device"]
+__all__ = ["CopyBackend", "find_device"]
 
 
-class Driver(KeyEnum):
+class CopyBackend(KeyEnum):
     """Who moves the bytes."""
 
     AUTO = "auto"
@@ -19,13 +19,13 @@ class Driver(KeyEnum):
     HOST = "host"
 
 
-def find_device(driver: Driver) -> DriverKind | None:
+def find_device(backend: CopyBackend) -> DriverKind | None:
     """What answers where a device is meant, None for the host; `ConfigError` says what a device that must be misses."""
-    if driver is Driver.HOST:
+    if backend is CopyBackend.HOST:
         return None
     try:
         return find_driver()
     except ConfigError:
-        if driver is Driver.CUDA:
+        if backend is CopyBackend.CUDA:
             raise
         return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,8 @@ from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.cuda_driver import CudaDriver
 from aiokv.model.plan import Checksum
 from tests.backends.support import GUARD_S, layout_of, wait_until
-from tests.fakecuda import FakeDriver
+from tests.fakecuda import FakeDriver, build_fake_driver
+from tests.fakecuda.fixtures import skipped_without_compiler
 
 Bytes = NDArray[np.uint8]
 
@@ -29,6 +33,23 @@ def call(function: Any, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the
     code, *results = function(*arguments)
     assert int(code) == 0, f"{function.__name__}: {code}"
     return results[0] if results else None
+
+
+def run_script(name: str, *arguments: str) -> str:
+    """What a script of this folder prints, which loads the fake driver in a process of its own and must succeed."""
+    script = Path(__file__).with_name(name)
+    with skipped_without_compiler():
+        build_fake_driver()
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD_S,
+        cwd=script.parents[3],
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)

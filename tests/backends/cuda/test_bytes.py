@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +11,7 @@ from hypothesis import strategies as st
 from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda import CudaBackend
 from aiokv.model.ids import Direction
-from tests.backends.cuda.rig import Rig, Tensor
+from tests.backends.cuda.rig import Rig, Tensor, run_script
 from tests.backends.support import GUARD_S, batch_of, end_of, layout_of, load, store, wait_until
 
 CPU_BLOCKS = 7
@@ -199,17 +196,6 @@ def test_the_estimate_follows_the_devices_clock(watched_rig: Rig) -> None:
 @pytest.mark.parametrize("version", [12_000, 12_080, 13_000])
 def test_drivers_of_every_version(version: int) -> None:
     """In a process of its own: the bindings ask for the version once."""
-    script = Path(__file__).with_name("journey.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(version)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=GUARD_S,
-        cwd=Path(__file__).parents[3],
-    )
-    if "NoCompiler" in done.stderr:
-        pytest.skip("no C compiler")
-    assert done.returncode == 0, done.stderr
+    said = run_script("journey.py", str(version))
     calls = {12_000: "cuMemcpyAsync", 12_080: "cuMemcpyBatchAsync", 13_000: "cuMemcpyBatchAsync"}
-    assert done.stdout == f"driver {version}, copies by {calls[version]}, as they went, 0 violations\n"
+    assert said == f"driver {version}, copies by {calls[version]}, as they went, 0 violations\n"

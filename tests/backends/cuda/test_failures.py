@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +17,7 @@ from aiokv.backends.cuda_driver import CudaDriver
 from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Checksum
-from tests.backends.cuda.rig import Rig, api
+from tests.backends.cuda.rig import Rig, api, run_script
 from tests.backends.support import GUARD_S, end_of, geometry_of, layout_of, load, store, wait_until
 
 INVALID_VALUE, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 1, 2, 700
@@ -324,16 +321,5 @@ def test_blocks_that_have_changed_in_cpu_memory_are_found_when_they_are_loaded(w
 
 def test_a_forked_child_never_calls_the_driver() -> None:
     """In a process of its own: a test must not fork the suite."""
-    script = Path(__file__).with_name("forking.py")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=GUARD_S,
-        cwd=Path(__file__).parents[3],
-    )
-    if "NoCompiler" in done.stderr:
-        pytest.skip("no C compiler")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "child: 6 refused, event lost or refused, no driver call\nparent: done, closed True\n"
+    said = run_script("forking.py")
+    assert said == "child: 6 refused, event lost or refused, no driver call\nparent: done, closed True\n"

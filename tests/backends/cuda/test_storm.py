@@ -16,7 +16,7 @@ import pytest
 from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda_completion import CudaEvent
 from aiokv.errors import CopyFailed
-from aiokv.model.ids import Direction
+from aiokv.model.ids import Direction, Tier
 from aiokv.model.plan import CopyBatch
 from tests.backends.cuda.rig import Rig
 from tests.backends.support import GUARD_S, wait_until
@@ -92,9 +92,7 @@ class Storm:
 
     def is_busy(self, *, gpu: int | None = None, cpu: int | None = None) -> bool:
         for _, batch in self.running:
-            sides = batch.source_blocks, batch.target_blocks
-            on_gpu, on_cpu = sides if batch.direction is Direction.STORE else sides[::-1]
-            if gpu in on_gpu or cpu in on_cpu:
+            if gpu in batch.slots(Tier.GPU) or cpu in batch.slots(Tier.CPU):
                 return True
         return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tests.cli.test_main import run
 
 GREET = "say(system='fake 1', python='3')"
 AGES = 10**12
+_PATIENCE_S = 10.0
 
 FAKE = """#!{python}
 import json, os, subprocess, sys, time
@@ -55,7 +57,16 @@ def compared(peer: Path, *arguments: str) -> int:
     return run("bench", "compare", "--peer-python", str(peer), *few, *arguments)
 
 
-def is_running(pid: int) -> bool:
+def lives_on(pid: int) -> bool:
+    """Whether it still runs after some seconds: what was killed ends when the system comes to it."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while _is_running(pid):
+        if time.monotonic() >= give_up:
+            return True
+    return False
+
+
+def _is_running(pid: int) -> bool:
     """Whether it exists and is no zombie, which only whoever has inherited it can remove."""
     seen = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return seen.stdout.strip()[:1] not in ("", "Z")

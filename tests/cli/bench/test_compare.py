@@ -21,7 +21,7 @@ from aiokv.cli.bench.compare.pairs import FLOORS, Extent, all_pairs, floor_of, r
 from aiokv.cli.bench.compare.process import WorkerFailed, started
 from aiokv.cli.bench.compare.runner import take_turns
 from aiokv.cli.bench.compare.settings import CompareSettings
-from tests.cli.bench.fake_peer import AGES, Fake, compared, is_running
+from tests.cli.bench.fake_peer import AGES, Fake, compared, lives_on
 from tests.cli.test_main import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are sessions of their own, as POSIX has them")
@@ -44,7 +44,7 @@ def test_a_slow_peer_is_as_promised(fake: Callable[..., Fake], capsys: pytest.Ca
         assert pair["peer"]["us"] == pair["peer"]["us_p10"] == AGES / 1e3
         assert pair["ours"]["us_p10"] <= pair["ours"]["us"] <= pair["ours"]["us_p90"]
         assert pair["ratio"] == pytest.approx(pair["peer"]["us"] / pair["ours"]["us"], rel=0.01)
-    assert not [pid for pid in peer.pids if is_running(pid)]
+    assert not [pid for pid in peer.pids if lives_on(pid)]
 
 
 def test_each_missed_floor_is_a_complaint(fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ async def test_the_two_sides_take_turns_and_the_first_is_dropped(fake: Callable[
     assert result.ours_ns == (3000, 3000, 5000, 5000, 7000, 7000)
     assert result.peer_ns == (4000, 4000, 6000, 6000, 8000, 8000)
     assert result.ratio == pytest.approx(6 / 5)
-    assert not [pid for pid in sides[0].pids if is_running(pid)]
+    assert not [pid for pid in sides[0].pids if lives_on(pid)]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ async def test_a_worker_that_fails_is_named_and_leaves_no_process(
             await take_turns(PAIR, ours=ours, peer=peer, repeats=2)
     assert failed.value.side == "peer"
     assert len(sides[0].pids) == 4
-    assert not [pid for pid in sides[0].pids if is_running(pid)]
+    assert not [pid for pid in sides[0].pids if lives_on(pid)]
 
 
 def test_a_failed_worker_fails_the_command(fake: Callable[..., Fake], capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_ctrl_c_ends_both_workers(fake: Callable[..., Fake]) -> None:
         driver.kill()
     assert driver.returncode not in (0, -signal.SIGKILL)
     assert "Traceback" not in complaint
-    assert not [pid for pid in {*workers, *peer.pids} if is_running(pid)]
+    assert not [pid for pid in {*workers, *peer.pids} if lives_on(pid)]
 
 
 def test_floors_begin_at_64_and_at_8192_blocks() -> None:

@@ -14,7 +14,7 @@ from aiokv import ConfigError
 from aiokv.cli.bench.compare.process import SlotCosts, WorkerFailed, started
 from aiokv.cli.bench.compare.settings import PEER_WORKER, CompareSettings
 from aiokv.cli.bench.compare.slot_memory import SlotMemory, check_memory
-from tests.cli.bench.fake_peer import AGES, Fake, compared, is_running
+from tests.cli.bench.fake_peer import AGES, Fake, compared, lives_on
 from tests.cli.test_main import run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are sessions of their own, as POSIX has them")
@@ -42,7 +42,7 @@ def test_a_slot_is_weighed_on_both_sides_in_processes_of_its_own(
     starts = [at for at, (_, what) in enumerate(peer.notes) if "pids" in what]
     assert len(starts) == 2
     assert [what for _, what in peer.notes[starts[1] + 1 :]] == [{"memory": SLOTS}]
-    assert not [pid for pid in peer.pids if is_running(pid)]
+    assert not [pid for pid in peer.pids if lives_on(pid)]
 
 
 def test_a_peer_that_takes_as_little_fails_the_command(
@@ -96,7 +96,7 @@ async def test_a_side_that_cannot_tell_is_named(instead: str, said: str, fake: C
     with pytest.raises(WorkerFailed, match=re.escape(said)):
         async with started([str(peer.path)], side="peer", environment={}, timeout_s=50) as worker:
             await worker.memory(9)
-    assert not [pid for pid in peer.pids if is_running(pid)]
+    assert not [pid for pid in peer.pids if lives_on(pid)]
 
 
 def test_a_pool_that_does_not_fit_into_memory_is_refused_before_anything_starts(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiokv.cli.bench.replay.figures import complaints_about
-from tests.cli.bench.fake_peer import is_running
+from tests.cli.bench.fake_peer import lives_on
 from tests.cli.test_main import run
 
 CHUNK, BLOCK = 512, 16
@@ -228,7 +228,7 @@ def test_a_peer_that_answers_what_nobody_can_use_is_told_and_leaves_no_process(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert told in captured.err
-    assert not is_running(int(log.read_text()))
+    assert not lives_on(int(log.read_text()))
 
 
 def test_a_peer_that_reads_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,14 +137,7 @@ EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t le
 }
 
 static CUresult finish(CUresult submitted) {
-    uint64_t last = fake.streams[LEGACY]->sequence;
-    int64_t deadline = end_of_wait();
-    while (!submitted && !fake.sticky && !is_complete(LEGACY, last))
-        if (!wait_for_progress(deadline)) {
-            violation("a synchronous copy waited in vain");
-            return CUDA_ERROR_LAUNCH_TIMEOUT;
-        }
-    return submitted ? submitted : fake.sticky;
+    return submitted ? submitted : wait_until_complete(LEGACY, fake.streams[LEGACY]->sequence, "a synchronous copy");
 }
 
 EXPORT CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t length) {

@@ -145,15 +145,7 @@ EXPORT CUresult cuEventSynchronize(CUevent handle) {
     CUresult result = check_captured_event(event);
     if (result || event_is_done(event))
         return result;
-    int slot = event->slot;
-    uint64_t sequence = event->sequence;
-    int64_t deadline = end_of_wait();
-    while (!fake.sticky && !is_complete(slot, sequence))
-        if (!wait_for_progress(deadline)) {
-            violation("cuEventSynchronize waited in vain for stream %d", slot);
-            return CUDA_ERROR_LAUNCH_TIMEOUT;
-        }
-    return fake.sticky;
+    return wait_until_complete(event->slot, event->sequence, "cuEventSynchronize");
 }
 
 /* The device waits, not the host: for the recording as it is now, whatever is recorded later. */

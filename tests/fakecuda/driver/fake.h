@@ -55,6 +55,12 @@ struct segment {
     uint8_t kind, order, width;
 };
 
+static inline bool reads_memory(const struct segment *segment) {
+    return segment->kind == SEGMENT_COPY || segment->kind == SEGMENT_READ;
+}
+
+static inline bool writes_memory(const struct segment *segment) { return segment->kind != SEGMENT_READ; }
+
 /* A sorted set of address intervals, half-open, with the greatest end so far: overlap in O(log n). */
 struct interval {
     uint64_t low, high, furthest;
@@ -246,6 +252,8 @@ CUresult submit(int slot, struct op *op);
 bool is_work(const struct op *op);
 void add_dependency(struct op *op, int slot, uint64_t sequence);
 bool is_complete(int slot, uint64_t sequence);
+CUresult wait_until_complete(int slot, uint64_t sequence, const char *who);
+bool dependencies_met(const struct op *op);
 void drop_everything_pending(void);
 
 /* scheduler.c */
@@ -253,7 +261,6 @@ void start_scheduler(void);
 bool run_next(int64_t *next_ns);
 uint64_t step_stream(int slot, uint64_t count);
 void settle(void);
-bool dependencies_met(const struct op *op);
 bool anything_running(void);
 void complete(int slot, struct op *op);
 

@@ -144,18 +144,13 @@ static void mark_one(uint16_t index, uint64_t address, size_t length, int writte
     }
 }
 
-static bool writes(const struct segment *segment) { return segment->kind != SEGMENT_READ; }
-static bool reads(const struct segment *segment) {
-    return segment->kind == SEGMENT_COPY || segment->kind == SEGMENT_READ;
-}
-
 /* `sign` 1 when `op` becomes pending, -1 when it has ended. */
 void mark(const struct op *op, int sign) {
     for (size_t i = 0; i < op->count; i++) {
         const struct segment *segment = &op->segments[i];
-        if (writes(segment))
+        if (writes_memory(segment))
             mark_one(segment->dst_range, segment->dst, segment->length, 1, sign);
-        if (reads(segment))
+        if (reads_memory(segment))
             mark_one(segment->src_range, segment->src, segment->length, 0, sign);
     }
 }
@@ -176,9 +171,9 @@ static bool is_idle(uint16_t index, uint64_t address, size_t length, bool writin
 bool looks_free(const struct op *op) {
     for (size_t i = 0; i < op->count; i++) {
         const struct segment *segment = &op->segments[i];
-        if (writes(segment) && !is_idle(segment->dst_range, segment->dst, segment->length, true))
+        if (writes_memory(segment) && !is_idle(segment->dst_range, segment->dst, segment->length, true))
             return false;
-        if (reads(segment) && !is_idle(segment->src_range, segment->src, segment->length, false))
+        if (reads_memory(segment) && !is_idle(segment->src_range, segment->src, segment->length, false))
             return false;
     }
     return true;

@@ -29,10 +29,10 @@ void index_op(struct op *op) {
     op->writes.items = malloc(sizeof(struct interval) * (op->count + 1));
     for (size_t i = 0; i < op->count; i++) {
         const struct segment *segment = &op->segments[i];
-        if (segment->kind == SEGMENT_COPY || segment->kind == SEGMENT_READ)
+        if (reads_memory(segment))
             op->reads.items[op->reads.count++] =
                 (struct interval){segment->src, segment->src + segment->length, 0};
-        if (segment->kind != SEGMENT_READ)
+        if (writes_memory(segment))
             op->writes.items[op->writes.count++] =
                 (struct interval){segment->dst, segment->dst + segment->length, 0};
     }

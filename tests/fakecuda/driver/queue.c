@@ -56,6 +56,17 @@ void add_dependency(struct op *op, int slot, uint64_t sequence) {
 
 bool is_complete(int slot, uint64_t sequence) { return fake.streams[slot]->completed >= sequence; }
 
+/* Makes the caller wait, not for ever: it gives the lock back until an operation has ended. `who` waits is told. */
+CUresult wait_until_complete(int slot, uint64_t sequence, const char *who) {
+    int64_t deadline = end_of_wait();
+    while (!fake.sticky && !is_complete(slot, sequence))
+        if (!wait_for_progress(deadline)) {
+            violation("%s waited in vain for stream %d", who, slot);
+            return CUDA_ERROR_LAUNCH_TIMEOUT;
+        }
+    return fake.sticky;
+}
+
 bool dependencies_met(const struct op *op) {
     for (size_t i = 0; i < op->num_dependencies; i++)
         if (!is_complete(op->dependencies[i].slot, op->dependencies[i].sequence))

@@ -41,7 +41,7 @@ void poison(struct op *op) {
         const struct segment *segment = &op->segments[i];
         const struct range *range = fake.ranges[segment->dst_range];
         bool host = !range || range->kind == RANGE_REGISTERED;
-        if (segment->kind != SEGMENT_READ && (!host || is_mapped(segment->dst, segment->length)))
+        if (writes_memory(segment) && (!host || is_mapped(segment->dst, segment->length)))
             memset(alias_of(segment->dst, segment->dst_range), POISON, segment->length);
     }
 }
@@ -92,13 +92,13 @@ static void run_segment(struct op *op, size_t i, uint16_t *checked) {
     char *own = op->own ? op->own[i] : NULL;
     bool reads = segment->kind == SEGMENT_READ || (segment->kind == SEGMENT_COPY && !own);
     bool compares = segment->kind == SEGMENT_COPY && own && segment->order == ORDER_ANY;
-    if (segment->kind != SEGMENT_READ && !is_there(segment->dst, segment->length, segment->dst_range, &checked[0]))
+    if (writes_memory(segment) && !is_there(segment->dst, segment->length, segment->dst_range, &checked[0]))
         return;
     if ((reads || compares) && !is_there(segment->src, segment->length, segment->src_range, &checked[1]))
         return;
     if (compares)
         check_source(op, i);
-    char *target = segment->kind == SEGMENT_READ ? own : alias_of(segment->dst, segment->dst_range);
+    char *target = writes_memory(segment) ? alias_of(segment->dst, segment->dst_range) : own;
     if (segment->kind == SEGMENT_FILL)
         fill(target, segment);
     else

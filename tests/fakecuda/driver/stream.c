@@ -140,14 +140,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle) {
     ENTER(cuStreamSynchronize);
     int slot;
     CUresult result = open_stream(handle, &slot);
-    uint64_t last = result ? 0 : fake.streams[slot]->sequence;
-    int64_t deadline = end_of_wait();
-    while (!result && !fake.sticky && !is_complete(slot, last))
-        if (!wait_for_progress(deadline)) {
-            violation("cuStreamSynchronize waited in vain for stream %d", slot);
-            return CUDA_ERROR_LAUNCH_TIMEOUT;
-        }
-    return result ? result : fake.sticky;
+    return result ? result : wait_until_complete(slot, fake.streams[slot]->sequence, "cuStreamSynchronize");
 }
 
 EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority) {

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli.bench.bridge.settings import BridgeSettings, Device
+from aiokv.cli.bench.bridge.settings import BridgeBackend, BridgeSettings
 from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
@@ -19,7 +19,7 @@ InFlightOption = Annotated[
 CompletionsOption = Annotated[int, typer.Option(min=1, help="Wake-ups measured for each size in each repeat.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each size is measured.")]
 CopyOption = Annotated[int, typer.Option("--copy-us", min=1, help="What one transfer takes, in microseconds.")]
-DeviceOption = Annotated[Device, typer.Option("--backend", help="Whose copies are waited for.")]
+BackendOption = Annotated[BridgeBackend, typer.Option("--backend", help="Whose copies are waited for.")]
 IdleOption = Annotated[int, typer.Option("--idle-ms", min=1, help="How long to listen to an idle runtime.")]
 
 
@@ -35,7 +35,7 @@ def _bridge(
     repeats: RepeatsOption = _DEFAULTS.repeats,
     copy_us: CopyOption = _DEFAULTS.copy_us,
     idle_ms: IdleOption = _DEFAULTS.idle_ms,
-    device: DeviceOption = _DEFAULTS.device,
+    backend: BackendOption = _DEFAULTS.backend,
     as_json: JsonOption = False,
 ) -> None:
     """Time how soon a request goes on after its copy has ended, with few and with many transfers in flight.
@@ -53,6 +53,6 @@ def _bridge(
         repeats=repeats,
         copy_us=copy_us,
         idle_ms=idle_ms,
-        device=device,
+        backend=backend,
     )
     answer(lambda: bridge(settings), as_json=as_json)

@@ -14,7 +14,7 @@ from aiokv import run
 from aiokv.backends.cuda_driver import CudaDriver
 from aiokv.cli.bench.bridge.idle import Idle, listen_to_idle
 from aiokv.cli.bench.bridge.rounds import WakeUps, opened_crowd
-from aiokv.cli.bench.bridge.settings import BUDGET, BridgeSettings, Device
+from aiokv.cli.bench.bridge.settings import BUDGET, BridgeBackend, BridgeSettings
 from aiokv.cli.bench.device import DriverKind, load_fake_driver
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
@@ -64,7 +64,7 @@ async def _measure(settings: BridgeSettings, *, driver: object, step: Callable[[
                 step()
         idle = await listen_to_idle(crowds[max(crowds)].kv, seconds=settings.idle_ms / 1e3)
     figures = {
-        "driver": (Device.CLOCKED if driver is None else DriverKind.FAKE).value,
+        "driver": (BridgeBackend.CLOCKED if driver is None else DriverKind.FAKE).value,
         "gc": "off",
         "repeats": settings.repeats,
         "completions": settings.completions,
@@ -80,13 +80,13 @@ async def _measure(settings: BridgeSettings, *, driver: object, step: Callable[[
 
 def _find_driver(settings: BridgeSettings) -> object:
     """The fake driver, also beside a real one: that does not end copies when it is told to. None: a clock will do."""
-    if settings.device is Device.CLOCKED:
+    if settings.backend is BridgeBackend.CLOCKED:
         return None
     try:
         driver = load_fake_driver(why="copies that end when they are told to need the fake CUDA driver of a checkout")
         CudaDriver.load()
     except ConfigError:
-        if settings.device is Device.CUDA:
+        if settings.backend is BridgeBackend.CUDA:
             raise
         return None
     return driver

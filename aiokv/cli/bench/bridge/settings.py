@@ -8,7 +8,7 @@ from typing import Final
 from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 
-__all__ = ["BUDGET", "BridgeSettings", "Device"]
+__all__ = ["BUDGET", "BridgeBackend", "BridgeSettings"]
 
 BUDGET: Final = 1.3
 """The median with most in flight is no more than so many times that with fewest."""
@@ -16,7 +16,7 @@ BUDGET: Final = 1.3
 _IN_FLIGHT: Final = (1, 100, 10_000)
 
 
-class Device(KeyEnum):
+class BridgeBackend(KeyEnum):
     """Whose copies are waited for."""
 
     AUTO = "auto"
@@ -40,8 +40,7 @@ class BridgeSettings:
     """What one transfer takes on its stream; the device's own estimate is right."""
     idle_ms: int = 500
     """How long is listened whether a runtime without transfers wakes its thread."""
-
-    device: Device = Device.AUTO
+    backend: BridgeBackend = BridgeBackend.AUTO
 
     def __post_init__(self) -> None:
         if not self.in_flight or min(self.in_flight) < 1:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from aiokv.cli.bench.copy.settings import CopySettings
-from aiokv.cli.bench.movers import Driver
+from aiokv.cli.bench.movers import CopyBackend
 from aiokv.cli.output import JsonOption
 
 __all__ = ["register"]
@@ -18,7 +18,7 @@ BlockBytesOption = Annotated[
     list[int], typer.Option("--block-bytes", min=64, help="Bytes of a block; may be given several times.")
 ]
 MibOption = Annotated[int, typer.Option("--mib", min=1, help="MiB of one transfer. Eight times as much is allocated.")]
-BackendOption = Annotated[Driver, typer.Option("--backend", help="Who makes the copies.")]
+BackendOption = Annotated[CopyBackend, typer.Option("--backend", help="Who makes the copies.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="How often each case is measured.")]
 
 
@@ -32,7 +32,7 @@ def _copy(
     block_bytes: BlockBytesOption = list(_DEFAULTS.block_bytes),  # noqa: B006  # typer's way; nobody changes it
     mib: MibOption = _DEFAULTS.round_mib,
     repeats: RepeatsOption = _DEFAULTS.repeats,
-    backend: BackendOption = _DEFAULTS.driver,
+    backend: BackendOption = _DEFAULTS.backend,
     as_json: JsonOption = False,
 ) -> None:
     """Copy blocks between the tiers, by size, direction and how their slots lie, beside one plain copy.
@@ -45,5 +45,5 @@ def _copy(
     from aiokv.cli.bench.copy.runner import copy
     from aiokv.cli.bench.report import answer
 
-    settings = CopySettings(block_bytes=tuple(block_bytes), round_mib=mib, repeats=repeats, driver=backend)
+    settings = CopySettings(block_bytes=tuple(block_bytes), round_mib=mib, repeats=repeats, backend=backend)
     answer(lambda: copy(settings), as_json=as_json)

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aiokv.backends.arena import Layout
-from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda import CudaBackend
+from aiokv.cli.bench.copy.batches import GEOMETRY, GROUP, ROOM, Batches
 from aiokv.cli.bench.copy.settings import Adjacency, CopySettings
-from aiokv.cli.bench.copy.world import GEOMETRY, GROUP, ROOM
 from aiokv.cli.bench.device import BenchDevice, DeviceRows
 from aiokv.cli.bench.summary import Spread
-from aiokv.model.ids import Direction, SlotArray
+from aiokv.cli.bench.waiting import wait_for_copy
+from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
 __all__ = ["measure_on_device"]
@@ -39,7 +39,7 @@ def measure_on_device(size: int, settings: CopySettings, *, step: Callable[[], N
         rates: dict[Any, list[tuple[float, float]]] = {case: [] for case in cases}
         for _ in range(settings.repeats):
             for way, adjacency in cases:
-                plain = world.rate(world.plain_batch(way))
+                plain = world.rate(world.batch(way, Adjacency.ADJACENT))
                 rates[way, adjacency].append((plain, world.rate(world.batch(way, adjacency))))
             step()
     return [
@@ -67,18 +67,12 @@ class _World:
         self._device = device
         self._rows = rows
         self._content = content
-        self._blocks = (len(content) - 1) // ROOM
         self._random = np.random.default_rng(0)
+        self._batches = Batches(blocks=(len(content) - 1) // ROOM, slots=len(content), random=self._random)
 
     def batch(self, direction: Direction, adjacency: Adjacency) -> CopyBatch:
-        """One transfer whose slots lie so."""
-        gpu = self._adjacent() if adjacency is Adjacency.ADJACENT else self._anywhere()
-        cpu = self._anywhere() if adjacency is Adjacency.SCATTERED else self._adjacent()
-        return _batch(direction, gpu=gpu, cpu=cpu)
-
-    def plain_batch(self, direction: Direction) -> CopyBatch:
-        """As many bytes in one copy."""
-        return _batch(direction, gpu=self._adjacent(), cpu=self._adjacent())
+        """One transfer whose slots lie so; adjacent ones on both sides are one plain copy."""
+        return self._batches.draw(direction, adjacency)
 
     def rate(self, batch: CopyBatch) -> float:
         """GB/s of one transfer, from its submission until it is seen to have ended."""
@@ -103,26 +97,10 @@ class _World:
         return sum(not np.array_equal(self._backend.cpu_slot(there), self._content[here]) for here, there in pairs)
 
     def _make(self, batch: CopyBatch) -> None:
-        event, pause, give_up = self._backend.submit(batch), threading.Event(), time.monotonic() + _PATIENCE_S
-        while event.query() is EventStatus.PENDING and time.monotonic() < give_up:
-            pause.wait(_LOOK_S)
-        if event.query() is not EventStatus.DONE:
-            raise RuntimeError(f"a copy has not been made: {event.query().value} {event.detail()}")
+        wait_for_copy(self._backend.submit(batch), look_s=_LOOK_S)
 
     def _read(self) -> NDArray[np.uint8]:
         return self._device.read(self._rows, like=self._content)
-
-    def _adjacent(self) -> SlotArray:
-        first = int(self._random.integers(1, len(self._content) - self._blocks + 1))
-        return np.arange(first, first + self._blocks, dtype=np.int64)
-
-    def _anywhere(self) -> SlotArray:
-        return (1 + self._random.permutation(len(self._content) - 1)[: self._blocks]).astype(np.int64)
-
-
-def _batch(direction: Direction, *, gpu: SlotArray, cpu: SlotArray) -> CopyBatch:
-    source, target = (gpu, cpu) if direction is Direction.STORE else (cpu, gpu)
-    return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
 
 
 @contextmanager

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from aiokv.cli.bench.copy.batches import ROOM
 from aiokv.cli.bench.copy.on_device import measure_on_device
 from aiokv.cli.bench.copy.settings import BUDGET, BUDGET_FROM_BYTES, Adjacency, CopySettings
-from aiokv.cli.bench.copy.world import ROOM, CopyWorld, Shared, Took, opened_world
+from aiokv.cli.bench.copy.world import CopyWorld, Shared, Took, opened_world
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.memory import require_memory
-from aiokv.cli.bench.movers import Driver, find_device
+from aiokv.cli.bench.movers import CopyBackend, find_device
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_still_progress
@@ -35,7 +36,7 @@ class _Seen:
 
 def copy(settings: CopySettings) -> BenchReport:
     """Run it, with a progress bar on stderr."""
-    driver = find_device(settings.driver)
+    driver = find_device(settings.backend)
     require_memory(
         (2 if driver is None else 4) * ROOM * settings.round_bytes, what=f"the arenas for {settings.round_mib:,} MiB"
     )
@@ -49,7 +50,7 @@ def copy(settings: CopySettings) -> BenchReport:
         benchmark="copy",
         schema_version=SCHEMA_VERSION,
         figures={
-            "driver": Driver.HOST.value if driver is None else driver.value,
+            "driver": CopyBackend.HOST.value if driver is None else driver.value,
             "gc": "off",
             "repeats": settings.repeats,
             "round_bytes": settings.round_bytes,

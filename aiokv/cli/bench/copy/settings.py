@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiokv.cli.bench.movers import Driver
+from aiokv.cli.bench.movers import CopyBackend
 from aiokv.errors import ConfigError
 from aiokv.model.ids import KeyEnum
 
@@ -37,7 +37,7 @@ class CopySettings:
     round_mib: int = 64
     """Bytes of one transfer, and of the plain memcpy beside it."""
     repeats: int = 9
-    driver: Driver = Driver.AUTO
+    backend: CopyBackend = CopyBackend.AUTO
 
     def __post_init__(self) -> None:
         for size in self.block_bytes:

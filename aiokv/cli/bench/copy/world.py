@@ -5,7 +5,6 @@ The copies are made by the backend's own thread, as in a server; a round is over
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,17 +17,14 @@ from numpy.typing import NDArray
 from aiokv.backends.arena import CpuArena, Layout
 from aiokv.backends.base import DeviceEvent, EventStatus
 from aiokv.backends.host import HostBackend, HostFaults, Stall
+from aiokv.cli.bench.copy.batches import GEOMETRY, GROUP, ROOM, Batches
 from aiokv.cli.bench.copy.settings import Adjacency
-from aiokv.model.ids import Direction, SlotArray
+from aiokv.cli.bench.waiting import wait_for_copy
+from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
-from aiokv.model.spec import CacheGeometry, FullAttention
 
-__all__ = ["GEOMETRY", "GROUP", "ROOM", "CopyWorld", "Shared", "Took", "opened_world"]
+__all__ = ["CopyWorld", "Shared", "Took", "opened_world"]
 
-GROUP: Final = "full"
-GEOMETRY: Final = CacheGeometry(groups=(FullAttention(GROUP, block_size=16),), hash_block_size=16)
-ROOM: Final = 4
-"""The arenas are so many times as large as what a round copies, so that it is not in the processor's caches."""
 _LOOK_S: Final = 200e-6
 _ALONE_QUERIES: Final = 100_000
 _CLOSE_S: Final = 30.0
@@ -58,7 +54,7 @@ class Shared:
 class CopyWorld:
     """Copies of `round_bytes` in blocks of `block_bytes`."""
 
-    __slots__ = ("_alone", "_backend", "_gpu", "_memory", "_random", "_round_bytes", "blocks")
+    __slots__ = ("_alone", "_backend", "_batches", "_gpu", "_memory", "_random", "_round_bytes", "blocks")
 
     def __init__(self, backend: HostBackend, *, gpu: NDArray[np.uint8], round_bytes: int, queries_per_s: float) -> None:
         self._backend = backend
@@ -69,6 +65,7 @@ class CopyWorld:
         self._memory = CpuArena(blocks=ROOM, block_bytes=round_bytes).rows
         self.blocks: int = round_bytes // gpu.shape[1]
         """Copies of one round."""
+        self._batches = Batches(blocks=self.blocks, slots=len(gpu), random=self._random)
 
     def plain(self, direction: Direction) -> Took:
         """One memcpy of as many bytes, the same way between memory of the same kinds."""
@@ -83,14 +80,14 @@ class CopyWorld:
 
     def copy(self, direction: Direction, adjacency: Adjacency) -> Took:
         """One transfer, from its submission until it is seen to have ended."""
-        batch = self._batch(direction, adjacency)
+        batch = self._batches.draw(direction, adjacency)
         began, began_work = time.perf_counter(), _work_of_others()
-        _wait_for(self._backend.submit(batch))
+        wait_for_copy(self._backend.submit(batch), look_s=_LOOK_S)
         return Took(cpu_seconds=_work_of_others() - began_work, seconds=time.perf_counter() - began)
 
     def shared_copy(self, direction: Direction, adjacency: Adjacency) -> Shared:
         """The same, while this thread asks the event without a pause."""
-        batch = self._batch(direction, adjacency)
+        batch = self._batches.draw(direction, adjacency)
         began = time.perf_counter()
         event = self._backend.submit(batch)
         queries = _query_until_done(event)
@@ -99,30 +96,17 @@ class CopyWorld:
 
     def count_wrong(self, direction: Direction, adjacency: Adjacency) -> int:
         """Blocks that are not what their source was, after one transfer into spoilt targets."""
-        batch = self._batch(direction, adjacency)
+        batch = self._batches.draw(direction, adjacency)
         pairs = list(zip(batch.source_blocks.tolist(), batch.target_blocks.tolist(), strict=True))
         if direction is Direction.STORE:
             for _, target in pairs:
                 self._backend.cpu_slot(target)[:] = _POISON[direction]
         else:
             self._gpu[batch.target_blocks] = _POISON[direction]
-        _wait_for(self._backend.submit(batch))
+        wait_for_copy(self._backend.submit(batch), look_s=_LOOK_S)
         if direction is Direction.STORE:
             return sum(not np.array_equal(self._gpu[here], self._backend.cpu_slot(there)) for here, there in pairs)
         return sum(not np.array_equal(self._backend.cpu_slot(here), self._gpu[there]) for here, there in pairs)
-
-    def _batch(self, direction: Direction, adjacency: Adjacency) -> CopyBatch:
-        gpu = self._adjacent() if adjacency is Adjacency.ADJACENT else self._anywhere()
-        cpu = self._anywhere() if adjacency is Adjacency.SCATTERED else self._adjacent()
-        source, target = (gpu, cpu) if direction is Direction.STORE else (cpu, gpu)
-        return CopyBatch(direction=direction, group=GROUP, source_blocks=source, target_blocks=target)
-
-    def _adjacent(self) -> SlotArray:
-        first = int(self._random.integers(1, len(self._gpu) - self.blocks + 1))
-        return np.arange(first, first + self.blocks, dtype=np.int64)
-
-    def _anywhere(self) -> SlotArray:
-        return (1 + self._random.permutation(len(self._gpu) - 1)[: self.blocks]).astype(np.int64)
 
 
 @contextmanager
@@ -153,7 +137,7 @@ def _queries_per_s(backend: HostBackend, stall: Stall) -> float:
         return _ALONE_QUERIES / (time.perf_counter() - began)
     finally:
         stall.release.set()
-        _wait_for(event)
+        wait_for_copy(event, look_s=_LOOK_S)
 
 
 def _work_of_others() -> float:
@@ -166,12 +150,3 @@ def _query_until_done(event: DeviceEvent, *, most: int = 1 << 62) -> int:
         if event.query() is not EventStatus.PENDING:
             return queries
     return most
-
-
-def _wait_for(event: DeviceEvent) -> None:
-    """Look now and then; whoever sleeps in between takes nothing from the thread that copies."""
-    pause = threading.Event()
-    while event.query() is EventStatus.PENDING:
-        pause.wait(_LOOK_S)
-    if event.query() is not EventStatus.DONE:
-        raise RuntimeError(f"a copy has not been made: {event.detail()}")

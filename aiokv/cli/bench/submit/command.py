@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli.bench.movers import Driver
+from aiokv.cli.bench.movers import CopyBackend
 from aiokv.cli.bench.submit.settings import SubmitSettings
 from aiokv.cli.output import JsonOption
 
@@ -18,7 +18,7 @@ CopiesOption = Annotated[
     list[int], typer.Option("--copies", min=1, help="Copies of one batch; may be given several times.")
 ]
 RepeatsOption = Annotated[int, typer.Option(min=1, max=1_000_000, help="How often each case is measured.")]
-BackendOption = Annotated[Driver, typer.Option("--backend", help="Who makes the copies.")]
+BackendOption = Annotated[CopyBackend, typer.Option("--backend", help="Who makes the copies.")]
 
 
 def register(bench: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def _submit(
     *,
     copies: CopiesOption = list(_DEFAULTS.copies),  # noqa: B006  # typer's way; nobody changes it
     repeats: RepeatsOption = _DEFAULTS.repeats,
-    backend: BackendOption = _DEFAULTS.driver,
+    backend: BackendOption = _DEFAULTS.backend,
     as_json: JsonOption = False,
 ) -> None:
     """Hand batches of copies to the backend and time who does so.
@@ -42,5 +42,5 @@ def _submit(
     from aiokv.cli.bench.report import answer
     from aiokv.cli.bench.submit.runner import submit
 
-    settings = SubmitSettings(copies=tuple(copies), repeats=repeats, driver=backend)
+    settings = SubmitSettings(copies=tuple(copies), repeats=repeats, backend=backend)
     answer(lambda: submit(settings), as_json=as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from aiokv.cli.bench.movers import Driver
+from aiokv.cli.bench.movers import CopyBackend
 from aiokv.errors import ConfigError
 
 __all__ = ["SCHEMA_VERSION", "SubmitSettings"]
@@ -22,7 +22,7 @@ class SubmitSettings:
     copies: tuple[int, ...] = _COPIES
     """Of one batch, each size in turn."""
     repeats: int = 50
-    driver: Driver = Driver.AUTO
+    backend: CopyBackend = CopyBackend.AUTO
 
     def __post_init__(self) -> None:
         if not self.copies or min(self.copies) < 1:

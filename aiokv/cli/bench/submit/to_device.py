@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, final
 
 import numpy as np
@@ -13,12 +12,14 @@ from aiokv.backends.arena import Layout
 from aiokv.backends.base import EventStatus
 from aiokv.backends.cuda import CudaBackend
 from aiokv.backends.cuda_copies import CopyMaker, cut_copy_lanes
+from aiokv.backends.mapping import address_of
 from aiokv.cli.bench.device import BenchDevice, DriverKind
 from aiokv.cli.bench.garbage import collections_off
 from aiokv.cli.bench.report import BenchReport
 from aiokv.cli.bench.submit.listed import ListedCopies
 from aiokv.cli.bench.submit.settings import SCHEMA_VERSION, SubmitSettings
 from aiokv.cli.bench.summary import Spread, describe_interpreter
+from aiokv.cli.bench.waiting import wait_until
 from aiokv.cli.output import new_progress
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
@@ -85,7 +86,7 @@ class _Pair:
         self._backend = CudaBackend()
         self._backend.open(layout)
         self._listed = ListedCopies(device)
-        arena = self._backend.cpu_slot(0).__array_interface__["data"][0]
+        arena = address_of(self._backend.cpu_slot(0))
         lanes = cut_copy_lanes(layout.fragments[_GROUP], cpu_address=arena, cpu_stride=layout.cpu_block_bytes)
         self._maker = CopyMaker(lanes)
         self._batch = CopyBatch(
@@ -94,7 +95,7 @@ class _Pair:
             source_blocks=(1 + random.permutation(2 * blocks)[:blocks]).astype(np.int64),
             target_blocks=random.permutation(2 * blocks)[:blocks].astype(np.int64),
         )
-        _await(lambda: self._backend.pinning.status.is_settled)
+        wait_until(lambda: self._backend.pinning.status.is_settled)
 
     def measure(self, *, repeats: int) -> Mapping[str, Any]:
         """Both in turns; the first round of each, which warms up, does not count."""
@@ -139,7 +140,7 @@ class _Pair:
         if event.job.last is None:
             event.job.progress.wait(_PATIENCE_S)
         handed_over = time.perf_counter() - began
-        _await(lambda: event.query() is not EventStatus.PENDING)
+        wait_until(lambda: event.query() is not EventStatus.PENDING)
         return taken, handed_over
 
     def _submit_listed(self) -> float:
@@ -148,11 +149,5 @@ class _Pair:
         for copies in self._maker.describe(self._batch).pieces(most=self._copies):
             self._listed.submit(copies)
         taken = time.perf_counter() - began
-        _await(self._listed.is_idle)
+        wait_until(self._listed.is_idle)
         return taken
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    give_up, pause = time.monotonic() + _PATIENCE_S, threading.Event()
-    while not condition() and time.monotonic() < give_up:
-        pause.wait(1e-4)
