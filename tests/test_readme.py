@@ -16,13 +16,18 @@ def _blocks(language: str) -> list[str]:
 
 
 def test_embedding_example_runs_as_written_and_prints_what_it_says() -> None:
-    (example,) = _blocks("python")
+    example = _blocks("python")[0]
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, timeout=55, check=False
     )
     assert ran.returncode == 0, ran.stderr
     promised = _blocks("text")[0]
     assert ran.stdout == promised
+
+
+def test_the_example_of_an_async_frontend_is_the_one_that_is_tested() -> None:
+    tested = (_ROOT / "tests" / "asgi" / "example_app.py").read_text(encoding="utf-8")
+    assert [tested.partition("\n\n")[2]] == _blocks("python")[1:]
 
 
 def test_both_commands_stand_in_one_line_each() -> None:

@@ -1,8 +1,8 @@
 """The `aiokv` command.
 
-`doctor` and `bench` are built in; commands of integrations come from entry points (see `aiokv.cli.plugins`). Errors of
-aiokv end as one line on stderr: status 2 if the caller must change something, else 1. `AIOKV_DEBUG=1` shows the
-traceback instead.
+`doctor`, `bench` and `top` are built in; commands of integrations come from entry points (see `aiokv.cli.plugins`).
+Errors of aiokv end as one line on stderr: status 2 if the caller must change something, else 1. `AIOKV_DEBUG=1` shows
+the traceback instead.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from aiokv.cli import doctor
+from aiokv.cli import doctor, top
 from aiokv.cli.bench import app as bench
 from aiokv.cli.output import debugging, exit_status, print_error
 from aiokv.cli.plugins import explain_unavailable, installed_commands, register_commands
@@ -49,6 +49,7 @@ def build_app(commands: Sequence[EntryPoint]) -> typer.Typer:
     app.callback()(_root)
     doctor.register(app)
     bench.register(app)
+    top.register(app)
     register_commands(app, commands=commands)
     return app
 
@@ -71,7 +72,7 @@ def _root(
 def _needed(commands: Sequence[EntryPoint], *, arguments: Sequence[str]) -> Sequence[EntryPoint]:
     """Those to load: the one asked for, none for a built-in command, all of them for help or an unknown name."""
     asked = next((argument for argument in arguments if not argument.startswith("-")), "")  # root options take no value
-    if asked in (doctor.NAME, bench.NAME):
+    if asked in (doctor.NAME, bench.NAME, top.NAME):
         return ()
     return [command for command in commands if command.name == asked] or commands
 

@@ -7,6 +7,7 @@ Rules
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
@@ -87,6 +88,10 @@ class Ticket:
         self._core = offloader.core
         self._intake = intake
         self._deadline = deadline
+
+    def traced(self) -> AbstractContextManager[object]:
+        """Around `admit` or `acquire`: a span, where there are spans."""
+        return self._entry.traced(self._intake.request_id)
 
     def try_acquire(self) -> Lease | Deferred:
         """Admit now, unless somebody waits who comes first. Hashes what is missing in one go."""

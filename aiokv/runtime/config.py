@@ -14,6 +14,7 @@ from aiokv.model.numbers import is_number, is_whole
 from aiokv.model.plan import Checksum, StorePolicy
 from aiokv.model.spec import CacheGeometry
 from aiokv.runtime.config_file import Settings, parse_bytes
+from aiokv.runtime.tracer_guard import check_tracer_provider
 
 __all__ = ["RuntimeConfig"]
 
@@ -42,6 +43,9 @@ class RuntimeConfig:
     `compute_stream` is the engine's stream, or a callable that returns the current one: where a lease ends without
     `after=`, its blocks are used again behind a fence of it. Needed by backends of devices, by no other.
 
+    `tracer_provider` makes OpenTelemetry spans around admissions and copies: a provider, or "global" for the one that
+    the process has set by the time the runtime opens. Its processors are called on the loop: let them export elsewhere.
+
     The residence hints of one tenant hold at most the fraction `hint_quota` of each pool; 0 declines them all.
     """
 
@@ -61,6 +65,7 @@ class RuntimeConfig:
     remote_ranks: Collection[int] = ()
     hint_quota: float = HINT_QUOTA
     compute_stream: object = None
+    tracer_provider: object = None
 
     def __post_init__(self) -> None:
         """Refuse what no runtime could be built from; raises `ConfigError`."""
@@ -73,6 +78,7 @@ class RuntimeConfig:
         if not isinstance(self.backend, str) and not callable(getattr(self.backend, "submit", None)):
             raise ConfigError(f"backend must be a name or a backend object, not {self.backend!r}")
         self._check_ranks()
+        check_tracer_provider(self.tracer_provider)
 
     @property
     def stores(self) -> StoreSettings:

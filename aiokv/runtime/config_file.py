@@ -37,7 +37,7 @@ __all__ = [
 
 ENVIRONMENT_PREFIX: Final = "AIOKV_"
 
-_SWITCHES: Final = frozenset({"AIOKV_ADMIN_TOKEN", "AIOKV_CACHE_DIR", "AIOKV_DEBUG"})
+_SWITCHES: Final = frozenset({"AIOKV_ADMIN_TOKEN", "AIOKV_CACHE_DIR", "AIOKV_DEBUG", "AIOKV_PEER_PYTHON"})
 """Variables with the prefix that steer the command line and are no settings."""
 
 _Member = TypeVar("_Member", bound=Enum)

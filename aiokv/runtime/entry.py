@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,6 +22,7 @@ from aiokv.model.plan import Deferred
 from aiokv.observe.stats import CancelStage
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.offload import Offloader
+from aiokv.runtime.tracing import NOT_TRACED, RequestSpan
 from aiokv.runtime.waiting import Rank, stand_in_line
 
 if TYPE_CHECKING:
@@ -33,11 +35,20 @@ __all__ = ["AcquireCall", "Entry"]
 class Entry:
     """Lets requests into one runtime; `make_lease` is the class of what they get, which itself knows this module."""
 
-    __slots__ = ("_make_lease", "_offloader")
+    __slots__ = ("_make_lease", "_offloader", "_span")
 
     def __init__(self, offloader: Offloader, *, make_lease: Callable[[Offloader, LeaseRecord], Lease]) -> None:
         self._offloader = offloader
         self._make_lease = make_lease
+        self._span: RequestSpan | None = None
+
+    def traced(self, request_id: str) -> AbstractContextManager[object]:
+        """Around all of an admission, its hashing included: its span, where there are spans."""
+        tracing = self._offloader.tracing
+        if tracing is None:
+            return NOT_TRACED
+        self._span = tracing.begin(request_id)
+        return self._span
 
     def try_now(self, request: AcquireRequest) -> Lease | Deferred:
         """Admit at once, unless somebody waits who comes first."""
@@ -57,6 +68,8 @@ class Entry:
         granted = self.try_now(request)
         if not isinstance(granted, Deferred):
             return granted
+        if self._span is not None:
+            self._span.waits(granted, prompt_tokens=request.prompt_tokens)
         try:
             return await stand_in_line(
                 self._offloader.queue,
@@ -86,7 +99,8 @@ class Entry:
         return lease
 
     def _wrapped(self, attempt: Callable[[], LeaseRecord | Deferred]) -> Lease | Deferred:
-        result = attempt()
+        tracing = self._offloader.tracing
+        result = attempt() if tracing is None else tracing.attempt(attempt, request=self._span)
         return result if isinstance(result, Deferred) else self._make_lease(self._offloader, result)
 
     def _count_cancellation(self, error: BaseException, *, stage: CancelStage) -> None:

@@ -23,7 +23,7 @@ from aiokv.backends.base import Backend, WakeMode
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing, HintClosing
 from aiokv.core.hint_table import HintState
-from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
 from aiokv.observe.checks import check_invariants
@@ -37,6 +37,7 @@ from aiokv.runtime.notices import Notices
 from aiokv.runtime.ownership import Owner
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.timers import LoopTimer
+from aiokv.runtime.tracing import Tracing
 from aiokv.runtime.transfers import TransferRunner
 from aiokv.runtime.waiting import WaitQueue
 
@@ -52,7 +53,7 @@ class Offloader:
     __slots__ = (
         "_drained", "_events", "_fences", "_is_detached", "_is_open", "_outbox", "_owner", "_quiet", "_scheduled",
         "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices", "outlet",
-        "publisher", "queue", "stats", "transfers",
+        "publisher", "queue", "stats", "tracing", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Offloader:
         outlet: RankOutlet,
         stats: Stats,
         fencing: Fencing,
+        tracing: Tracing | None = None,
         lease_age_limit_s: float | None = None,
     ) -> None:
         self.core = core
@@ -71,6 +73,7 @@ class Offloader:
         self.loop = loop
         self.outlet = outlet
         self.stats = stats
+        self.tracing = tracing
         self.clock = LeaseClock(core, stats=stats, age_limit_s=lease_age_limit_s, make_timer=partial(LoopTimer, loop))
         self.queue = WaitQueue()
         self.publisher = Publisher()
@@ -100,6 +103,7 @@ class Offloader:
             outlet=self.outlet,
             stats=self.stats,
             fencing=self.fencing,
+            tracing=self.tracing,
             make_timer=partial(LoopTimer, self.loop),
             schedule=self.schedule,
             on_progress=self.progress,
@@ -276,14 +280,6 @@ class Offloader:
         self.bridge.resume()
         if not self.loop.is_closed():
             self.queue.fail_all(lambda: UsageError("this aiokv runtime is closing"))
-
-    def shut_leases(self) -> None:
-        """Give every live lease back, and every residence hint."""
-        for record in self.core.leases():
-            if record.state is not LeaseState.RELEASED:
-                self.close_lease(record, how=Closing.SHUTDOWN)
-        for hint in self.core.hints.live():
-            self.core.hints.release(hint, how=HintClosing.SHUTDOWN)
 
     def detach(self) -> None:
         """The loop will not turn any more: stop timers and readers, do what is left inline."""

@@ -1,4 +1,4 @@
-"""Opening a backend in a worker thread, for a caller that may be cancelled meanwhile.
+"""Opening a backend in a worker thread, for a caller that may be cancelled meanwhile, and what then drives it.
 
 The thread cannot be stopped. So whoever comes second, the thread with an open backend or the cancelled caller, closes
 it: nobody would ever use that backend, and its arena and threads would stay.
@@ -6,6 +6,7 @@ it: nobody would ever use that backend, and its arena and threads would stay.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Final, final
 
@@ -13,10 +14,34 @@ import anyio.to_thread
 
 from aiokv.backends.arena import Layout
 from aiokv.backends.base import Backend
+from aiokv.core.cache import CacheState
+from aiokv.observe.stats import Stats
+from aiokv.runtime.config import RuntimeConfig
+from aiokv.runtime.fencing import Fencing
+from aiokv.runtime.offload import Offloader
+from aiokv.runtime.rank_outlet import RankOutlet
+from aiokv.runtime.tracer_guard import TracerGuard
+from aiokv.runtime.tracing import Tracing
 
-__all__ = ["Opening"]
+__all__ = ["Opening", "make_offloader"]
 
 _CLOSE_GRACE_S: Final = 5.0
+
+
+def make_offloader(
+    config: RuntimeConfig, *, core: CacheState, backend: Backend, fencing: Fencing, tracer: TracerGuard | None
+) -> Offloader:
+    """What drives an open backend from the running loop."""
+    return Offloader(
+        core,
+        backend=backend,
+        loop=asyncio.get_running_loop(),
+        outlet=RankOutlet(world_size=config.world_size, remote_ranks=config.remote_ranks),
+        stats=Stats(),
+        fencing=fencing,
+        tracing=None if tracer is None else Tracing(tracer),
+        lease_age_limit_s=config.lease_age_limit_s,
+    )
 
 
 @final

@@ -86,8 +86,9 @@ class Preempted:
         deadline = Deadline(self._offloader.loop, request_id=self.request_id, timeout=timeout)
         self._state = _State.RESUMING
         try:
-            await hash_in_slices(self._request.keys)
-            lease = await self._entry.acquire(self._request, deadline=deadline)
+            with self._entry.traced(self.request_id):
+                await hash_in_slices(self._request.keys)
+                lease = await self._entry.acquire(self._request, deadline=deadline)
         except BaseException:
             self._state = _State.WAITING
             raise

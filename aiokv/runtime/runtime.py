@@ -25,7 +25,6 @@ from aiokv.model.plan import Declined, Deferred, Outcome
 from aiokv.model.tokens import TokenIds
 from aiokv.observe.metrics import Collector
 from aiokv.observe.publisher import DEFAULT_BACKLOG
-from aiokv.observe.stats import Stats
 from aiokv.runtime.acquire import Intake, RequestOptions, Ticket
 from aiokv.runtime.backend_choice import build_core, choose_backend, describe_runtime, plan_layout
 from aiokv.runtime.config import RuntimeConfig
@@ -37,10 +36,10 @@ from aiokv.runtime.hashing import KeyOptions, prepare_keys
 from aiokv.runtime.hint import HintOptions, HintRequest, ResidenceHint, keep
 from aiokv.runtime.lease import Lease
 from aiokv.runtime.offload import Offloader
-from aiokv.runtime.opening import Opening
+from aiokv.runtime.opening import Opening, make_offloader
 from aiokv.runtime.pinning_waits import quiesced, store_once_pinned, when_pinning_settled
-from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.shutdown import Shutdown
+from aiokv.runtime.tracer_guard import find_tracer
 from aiokv.runtime.transfer_stream import TransferStream
 from aiokv.runtime.turns import foresee
 
@@ -82,18 +81,9 @@ class KVRuntime:
         backend = choose_backend(self._config, device=layout.device)
         core = await anyio.to_thread.run_sync(partial(build_core, self._config, layout=layout))
         fencing = Fencing(core, backend=backend, compute=ComputeStream(self._config.compute_stream))
+        tracer = await find_tracer(self._config.tracer_provider)
         await Opening(backend, layout).run()
-        outlet = RankOutlet(world_size=self._config.world_size, remote_ranks=self._config.remote_ranks)
-        loop = asyncio.get_running_loop()
-        offloader = Offloader(
-            core,
-            backend=backend,
-            loop=loop,
-            outlet=outlet,
-            stats=Stats(),
-            fencing=fencing,
-            lease_age_limit_s=self._config.lease_age_limit_s,
-        )
+        offloader = make_offloader(self._config, core=core, backend=backend, fencing=fencing, tracer=tracer)
         store_once_pinned(offloader)
         self._shutdown = Shutdown(offloader)
         self._offloader = offloader
@@ -339,7 +329,11 @@ class KVRuntime:
         offloader.enter_for_intake()
         intake = make_intake()
         deadline = Deadline(offloader.loop, request_id=intake.request_id, timeout=timeout)
-        return await how(Ticket(offloader, intake, deadline=deadline))
+        ticket = Ticket(offloader, intake, deadline=deadline)
+        if offloader.tracing is None:  # asked here, so that who is not traced pays for no more than that
+            return await how(ticket)
+        with ticket.traced():
+            return await how(ticket)
 
     def _entered(self) -> Offloader:
         if self._offloader is None:

@@ -16,6 +16,8 @@ import anyio
 import anyio.to_thread
 
 from aiokv.backends.base import Backend
+from aiokv.core.counters import Closing, HintClosing
+from aiokv.core.lease_table import LeaseState
 from aiokv.model.plan import Outcome
 from aiokv.runtime.offload import Offloader
 
@@ -70,9 +72,14 @@ class Shutdown:
 
     def _take_back(self) -> None:
         """Let nobody in any more, and give back what is still held: its holders find their leases released."""
-        self._offloader.stop_intake()
-        held = self._offloader.core.live_leases
-        self._offloader.shut_leases()
+        offloader = self._offloader
+        offloader.stop_intake()
+        held = offloader.core.live_leases
+        for record in offloader.core.leases():
+            if record.state is not LeaseState.RELEASED:
+                offloader.close_lease(record, how=Closing.SHUTDOWN)
+        for hint in offloader.core.hints.live():
+            offloader.core.hints.release(hint, how=HintClosing.SHUTDOWN)
         if held:
             _log.warning("closed while %d leases were held; their blocks were taken back", held)
 
@@ -96,6 +103,8 @@ class Shutdown:
         for transfer in stuck:
             core.complete(transfer.transfer_id, Outcome.LOST)
         offloader.progress()
+        if offloader.tracing is not None:
+            offloader.tracing.close()
         if not is_clean or (stuck and not silent):
             _log.error("closed with %d copies that never ended; their memory is kept on purpose", len(stuck))
         if silent:

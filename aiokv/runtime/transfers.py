@@ -31,6 +31,7 @@ from aiokv.runtime.bridge import Bridge, Watched
 from aiokv.runtime.fencing import RETRY_S, Fencing
 from aiokv.runtime.rank_outlet import RankOutlet
 from aiokv.runtime.timers import Timer
+from aiokv.runtime.tracing import Tracing
 
 __all__ = ["STREAM_DEPTH", "TransferRunner"]
 
@@ -93,22 +94,9 @@ class TransferRunner:
     """Submits transfers and reports their completion to the core."""
 
     __slots__ = (
-        "_backend",
-        "_bridge",
-        "_core",
-        "_depths",
-        "_fencing",
-        "_is_paused",
-        "_is_stopped",
-        "_on_progress",
-        "_outlet",
-        "_queues",
-        "_report",
-        "_retry",
-        "_running",
-        "_schedule",
-        "_stats",
-    )
+        "_backend", "_bridge", "_core", "_depths", "_fencing", "_is_paused", "_is_stopped", "_on_progress", "_outlet",
+        "_queues", "_report", "_retry", "_running", "_schedule", "_stats", "_tracing",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -119,6 +107,7 @@ class TransferRunner:
         outlet: RankOutlet,
         stats: Stats,
         fencing: Fencing,
+        tracing: Tracing | None,
         make_timer: Callable[[Callable[[], None]], Timer],
         schedule: Callable[[Callable[[], object]], bool],
         on_progress: Callable[[], None],
@@ -131,6 +120,7 @@ class TransferRunner:
         self._on_progress = on_progress
         self._schedule = schedule
         self._fencing = fencing
+        self._tracing = tracing
         self._retry = make_timer(self._carry_on)
         self._queues: dict[Direction, deque[tuple[Transfer, float]]] = {direction: deque() for direction in Direction}
         self._running: dict[int, _Running] = {}
@@ -260,6 +250,8 @@ class TransferRunner:
         self._stats.queue_wait_seconds[transfer.direction].observe(started - queued_at)
         try:
             num_bytes = len(batch) * self._backend.block_bytes(group)
+            if self._tracing is not None:
+                self._tracing.submitted(transfer, num_bytes=num_bytes, queued_s=started - queued_at)
             event = self._backend.submit(batch)
         except Exception as error:
             self._end_refused(transfer, error)
@@ -290,6 +282,8 @@ class TransferRunner:
         outcome = Outcome.FAILED if isinstance(error, CopyFailed) else Outcome.LOST
         self._report.failed(transfer, detail, outcome=outcome)
         self._core.complete(transfer.transfer_id, Outcome.FAILED if is_known else Outcome.LOST)
+        if self._tracing is not None:
+            self._tracing.ended(transfer)
 
     def _end_locally(self, running: _Running, *, status: EventStatus, detail: str) -> None:
         """The backend's copies have ended, for all local ranks alike."""
@@ -317,6 +311,8 @@ class TransferRunner:
         self._stats.transfer_seconds[transfer.direction].observe(time.monotonic() - running.started)
         if transfer.state is TransferState.DONE:
             self._stats.transfer_bytes[transfer.direction] += running.num_bytes
+        if self._tracing is not None:
+            self._tracing.ended(transfer)
 
     def _withdraw(self) -> None:
         """What nobody has taken is started on no remote rank: there it has failed, and nothing was written."""

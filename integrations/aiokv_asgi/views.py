@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from enum import Enum
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -24,7 +25,7 @@ __all__ = ["ADMIN_SCHEMA", "JsonObject", "show_audit", "take_snapshot"]
 ADMIN_SCHEMA: Final = 1
 """Goes up when something is taken away or changes its meaning."""
 _SLICE: Final = 32
-"""Leases looked at in one turn of the loop."""
+"""Entries looked at in one turn of the loop."""
 _WAITERS: Final = 10
 """Requests named that wait for one transfer."""
 
@@ -35,26 +36,17 @@ T = TypeVar("T")
 async def take_snapshot(kv: KVRuntime, *, limit: int) -> JsonObject:
     """Pools, and up to `limit` leases, transfers and hints, the oldest first.
 
-    Each entry is as it was at one moment, but not all at the same: the loop turns in between, and what has ended
-    meanwhile is left out. It looks at no slot, so it takes no longer for a larger pool (`kv.snapshot()` does).
+    Each entry is as it was at one moment, but not all at the same: the loop turns in between, and leases that have
+    gone meanwhile are left out. It looks at no slot, so a larger pool takes no longer (with `kv.snapshot()` it does).
     """
     core, now = kv.core, time.monotonic()
     leases, transfers, hints = core.leases(), core.transfers(), core.hints.live()
-    shown: JsonObject = {
+    return {
         "schema_version": ADMIN_SCHEMA,
         "pools": {tier.value: asdict(counts) for tier, counts in core.pools().items()},
-        "hints": _list(hints, lambda hint: _show_hint(view_hint(hint)), limit=limit),
-    }
-    listed_leases: list[JsonObject] = []
-    for start in range(0, min(len(leases), limit), _SLICE):
-        part = leases[start : min(start + _SLICE, limit)]
-        listed_leases += [_show_record(lease, now=now) for lease in part if lease.state is not LeaseState.RELEASED]
-        await asyncio.sleep(0)
-    listed = [_show_transfer(transfer, core, now=now) for transfer in islice(transfers, limit)]
-    return {
-        **shown,
-        "leases": {"count": len(leases), "listed": listed_leases},
-        "transfers": {"count": len(transfers), "listed": listed},
+        "leases": await _list_in_slices(leases, partial(_show_record, now=now), limit=limit),
+        "transfers": await _list_in_slices(transfers, partial(_show_transfer, core=core, now=now), limit=limit),
+        "hints": await _list_in_slices(hints, lambda hint: _show_hint(view_hint(hint)), limit=limit),
     }
 
 
@@ -72,6 +64,19 @@ def show_audit(audit: Audit, *, limit: int) -> JsonObject:
         "reservations": _list(reservations, lambda holding: _show_holding(holding, now=audit.taken_at), limit=limit),
         "hints": _list(audit.hints, _show_hint, limit=limit),
     }
+
+
+async def _list_in_slices(items: Sequence[T], show: Callable[[T], object], *, limit: int) -> JsonObject:
+    """`_list`, a slice a turn; leases that have gone meanwhile are left out."""
+    listed: list[object] = []
+    for start in range(0, min(len(items), limit), _SLICE):
+        listed += [show(item) for item in items[start : min(start + _SLICE, limit)] if not _has_ended(item)]
+        await asyncio.sleep(0)
+    return {"count": len(items), "listed": listed}
+
+
+def _has_ended(item: object) -> bool:
+    return isinstance(item, LeaseRecord) and item.state is LeaseState.RELEASED
 
 
 def _list(items: Sequence[T], show: Callable[[T], object], *, limit: int) -> JsonObject:
@@ -96,7 +101,7 @@ def _show_lease(lease: LeaseView, *, now: float | None) -> JsonObject:
     return {**shown, **_show_age(shown.pop("since"), now=now)}
 
 
-def _show_transfer(transfer: Transfer, core: CacheState, *, now: float) -> JsonObject:
+def _show_transfer(transfer: Transfer, *, core: CacheState, now: float) -> JsonObject:
     return {
         "transfer_id": transfer.transfer_id,
         "direction": transfer.direction.value,

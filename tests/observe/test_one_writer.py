@@ -66,7 +66,7 @@ async def test_only_the_loops_thread_counts_while_others_copy_and_scrape(monkeyp
     writers: set[int] = set()
     stats = Stats()
     watch(stats, writers)
-    monkeypatch.setattr("aiokv.runtime.runtime.Stats", lambda: stats)
+    monkeypatch.setattr("aiokv.runtime.opening.Stats", lambda: stats)
     tensor = np.zeros((9, 256), np.uint8)
     config = RuntimeConfig(geometry=GEOMETRY, gpu_blocks=9, cpu_blocks=16, watermark=0.0, backend="host")
     async with KVRuntime(config, arenas={GROUP: [tensor]}) as kv:

@@ -134,7 +134,13 @@ def test_an_unknown_argument_is_refused() -> None:
 
 
 def test_other_variables_and_the_switches_of_the_command_line_are_no_settings() -> None:
-    environ = {"PATH": "/bin", "AIOKV_DEBUG": "1", "AIOKV_CACHE_DIR": "/tmp", "aiokv_gpu_blocks": "1"}
+    environ = {
+        "PATH": "/bin",
+        "AIOKV_DEBUG": "1",
+        "AIOKV_CACHE_DIR": "/tmp",
+        "AIOKV_PEER_PYTHON": "python",
+        "aiokv_gpu_blocks": "1",
+    }
     assert load_settings(file=None, environ=environ, arguments={}) == Settings()
 
 
