@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from itertools import count
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Final
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
@@ -17,6 +18,7 @@ from grafana_foundation_sdk.models import common as looks
 from grafana_foundation_sdk.models import dashboard as model
 
 from dashboards.panel import Kind, Limit, Panel, Query, Row
+from dashboards.panels.faults import FAULTS
 from dashboards.panels.hits import HITS, SERVER
 from dashboards.panels.overview import OVERVIEW
 from dashboards.panels.pools import HINTS, POOLS
@@ -26,7 +28,7 @@ from dashboards.panels.transfers import LOOP, TRANSFERS
 __all__ = ["FILE", "ROWS", "render"]
 
 FILE: Final = Path(__file__).parent / "aiokv.json"
-ROWS: Final = (OVERVIEW, HITS, SERVER, TRANSFERS, POOLS, REQUESTS, LOOP, EVENTS, HINTS)
+ROWS: Final = (OVERVIEW, HITS, SERVER, TRANSFERS, POOLS, REQUESTS, LOOP, FAULTS, EVENTS, HINTS)
 TILE_HEIGHT: Final = 4
 GRAPH_HEIGHT: Final = 8
 DATASOURCE: Final = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
@@ -92,8 +94,8 @@ def _build_panel(panel: Panel) -> PanelBuilder:
         builder.mappings([_map_values(panel.words)])
     for series, color in panel.colors.items():
         builder.override_by_name(series, [model.DynamicConfigValue(id_val="color", value=_fix_color(color))])
-    for name, query in zip("ABCDEFGH", panel.queries, strict=False):
-        builder.with_target(_build_query(query).ref_id(name))
+    for place, query in enumerate(panel.queries):
+        builder.with_target(_build_query(query).ref_id(ascii_uppercase[place]))
     return builder
 
 

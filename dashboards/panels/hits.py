@@ -78,8 +78,8 @@ HITS: Final = Row(
         Panel(
             title="Time of a lookup",
             description=(
-                "How long one admission attempt (lookup, plan, pin) holds the event loop. Over 2 ms it breaks aiokv's "
-                "promise: a machine that is too busy, or a bug."
+                "How long one admission attempt (lookup, plan, pin) took on the event loop, by the clock. Over 2 ms: "
+                "a machine that is too busy, or aiokv breaks its promise."
             ),
             queries=quantiles("aiokv_lookup_duration_seconds"),
             unit=Unit.SECONDS,
@@ -99,7 +99,7 @@ HITS: Final = Row(
                 "Tokens that were promised from the CPU tier and had to be computed, because their load failed. "
                 "Requests were answered all the same, later. It should be 0."
             ),
-            queries=(Query(expr=rate("aiokv_load_failed_tokens_total", by=("source",)), legend="{{source}}"),),
+            queries=(Query(expr=rate("aiokv_load_failed_tokens_total", by=("reason",)), legend="{{reason}}"),),
             axis="tokens/s",
         ),
         Panel(

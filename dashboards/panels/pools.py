@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panel import BY_STATE, HALF, Kind, Panel, Query, Row, Unit
+from dashboards.panel import BY_STATE, HALF, Kind, Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
 __all__ = ["HINTS", "POOLS"]
@@ -62,13 +62,26 @@ POOLS: Final = Row(
             unit=Unit.PER_SECOND,
         ),
         Panel(
-            title="Corrupt blocks",
+            title="Idle before eviction",
             description=(
-                "Blocks of the CPU tier that a load found changed. They are computed again, never served. Anything "
-                "but 0 is bad memory, or something that writes where it should not."
+                "How long evicted blocks had not been used, by tier, of one block in 256. Shorter than the time "
+                "between two turns of a conversation: the tier forgets them before they come back."
             ),
-            queries=(Query(expr=rate("aiokv_corrupt_blocks_total"), legend="corrupt"),),
-            axis="blocks/s",
+            queries=quantiles("aiokv_eviction_idle_seconds", label="tier"),
+            unit=Unit.SECONDS,
+            width=HALF,
+            nothing="no evictions",
+        ),
+        Panel(
+            title="Time until reuse",
+            description=(
+                "How long blocks had not been used when a request hit them, by tier, of one block in 256. Near Idle "
+                "before eviction: a larger pool would have more hits."
+            ),
+            queries=quantiles("aiokv_block_reuse_gap_seconds", label="tier"),
+            unit=Unit.SECONDS,
+            width=HALF,
+            nothing="no hits",
         ),
     ),
 )

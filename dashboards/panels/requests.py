@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panel import HALF, Panel, Query, Row, Unit, quantiles
+from dashboards.panel import Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
 __all__ = ["EVENTS", "REQUESTS"]
@@ -56,6 +56,17 @@ REQUESTS: Final = Row(
             queries=(Query(expr=rate("aiokv_cancellations_total", by=("stage",)), legend="{{stage}}"),),
             unit=Unit.REQUESTS_PER_SECOND,
         ),
+        Panel(
+            title="Clean-up after a cancellation",
+            description=(
+                "From the cancellation of an admitted request until its pins, and those of its running copies, were "
+                "back. As long as a copy: that is right, a running copy keeps its blocks. Much longer: copies are "
+                "stuck."
+            ),
+            queries=quantiles("aiokv_cancel_cleanup_seconds"),
+            unit=Unit.SECONDS,
+            nothing="no cancellations",
+        ),
     ),
 )
 
@@ -64,20 +75,30 @@ EVENTS: Final = Row(
     panels=(
         Panel(
             title="Events published",
-            description="Cache events handed to subscribers.",
-            queries=(Query(expr=rate("aiokv_kv_events_published_total"), legend="published"),),
+            description="Cache events handed to subscribers, each a run of blocks, by type.",
+            queries=(Query(expr=rate("aiokv_kv_events_published_total", by=("type",)), legend="{{type}}"),),
             axis="events/s",
-            width=HALF,
         ),
         Panel(
-            title="Events dropped",
+            title="Events lost",
             description=(
-                "Cache events that a slow subscriber missed. It was told so, and its picture of the cache is wrong "
-                "until it starts again. It should be 0."
+                "dropped: a slow subscriber missed them; it was told so, and its picture of the cache is wrong until "
+                "it starts again. Other reasons: blocks that became findable without an event. Both should be 0."
             ),
-            queries=(Query(expr=rate("aiokv_kv_events_dropped_total"), legend="dropped"),),
+            queries=(
+                Query(expr=rate("aiokv_kv_events_dropped_total"), legend="dropped"),
+                Query(expr=rate("aiokv_kv_events_rejected_total", by=("reason",)), legend="no event: {{reason}}"),
+            ),
             axis="events/s",
-            width=HALF,
+        ),
+        Panel(
+            title="Events not yet read",
+            description=(
+                "Cache events that the slowest subscriber has not taken. Near its backlog (1,024 by default): it is "
+                "about to miss some."
+            ),
+            queries=(Query(expr=latest("aiokv_kv_event_queue_batches", how="max"), legend="slowest subscriber"),),
+            axis="events",
         ),
     ),
 )

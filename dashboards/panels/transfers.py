@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dashboards.panel import HALF, Panel, Query, Row, Unit, quantiles
+from dashboards.panel import Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
 __all__ = ["LOOP", "TRANSFERS"]
@@ -40,6 +40,17 @@ TRANSFERS: Final = Row(
             description="Blocks handed to the backend. It runs ahead of Blocks copied when copies get stuck.",
             queries=(
                 Query(expr=rate("aiokv_transfer_submitted_blocks_total", by=("direction",)), legend="{{direction}}"),
+            ),
+            axis="blocks/s",
+        ),
+        Panel(
+            title="Copies dropped",
+            description=(
+                "Blocks whose copy was dropped before it was submitted, as nobody wanted it any more. Many loads: "
+                "requests leave while they wait for their blocks."
+            ),
+            queries=(
+                Query(expr=rate("aiokv_transfer_dropped_blocks_total", by=("direction",)), legend="{{direction}}"),
             ),
             axis="blocks/s",
         ),
@@ -83,7 +94,6 @@ TRANSFERS: Final = Row(
             ),
             queries=(Query(expr=rate("aiokv_rank_reports_total", by=("outcome",)), legend="{{outcome}}"),),
             unit=Unit.PER_SECOND,
-            width=HALF,
         ),
         Panel(
             title="Transfers partly reported",
@@ -93,7 +103,6 @@ TRANSFERS: Final = Row(
             ),
             queries=(Query(expr=latest("aiokv_transfers_partly_reported"), legend="partly reported"),),
             axis="transfers",
-            width=HALF,
         ),
     ),
 )
@@ -101,6 +110,26 @@ TRANSFERS: Final = Row(
 LOOP: Final = Row(
     title="Event loop",
     panels=(
+        Panel(
+            title="Waking up after a load",
+            description=(
+                "From the end of a request's last load until its coroutine went on, by how aiokv learns of the end. "
+                "It is added to the time to first token. p99 over 5 ms: the loop is held, by somebody (see Lag of the "
+                "event loop)."
+            ),
+            queries=quantiles("aiokv_bridge_wake_latency_seconds", label="bridge"),
+            unit=Unit.SECONDS,
+            nothing="no loads",
+        ),
+        Panel(
+            title="Lag of the event loop",
+            description=(
+                "How late the event loop ran what aiokv had asked for, in turns that aiokv needed anyway. Over some "
+                "milliseconds: something holds the loop, most likely not aiokv (compare Time of a lookup)."
+            ),
+            queries=quantiles("aiokv_loop_lag_seconds"),
+            unit=Unit.SECONDS,
+        ),
         Panel(
             title="Looks at device events",
             description=(

@@ -38,8 +38,8 @@ PICTURE: Final = FILE.parent / "dashboard.png"
 WIDTH: Final = 1408
 LINE: Final = 38
 GAP: Final = 8
-POINTS: Final = 240
-COLORS: Final = 64
+POINTS: Final = 120
+COLORS: Final = 32
 PATIENCE_MS: Final = 20_000
 
 
@@ -66,7 +66,7 @@ def main(
         (page / "data.json").write_text(json.dumps(data))
         with _served(page) as url:
             _shoot(url, height=_height(board), picture=picture)
-    _run("pngquant", "--force", "--ext=.png", str(COLORS), str(picture))
+    _run("pngquant", "--nofs", "--strip", "--force", "--ext=.png", str(COLORS), str(picture))
 
 
 def _ask(prometheus: str, target: dict[str, Any], *, span: tuple[float, float]) -> list[dict[str, Any]]:

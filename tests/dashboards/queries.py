@@ -154,8 +154,8 @@ def find_selectors(expr: str) -> list[Selector]:
 
 
 def find_vector_selectors(expr: str) -> list[str]:
-    """The same as text, without ranges."""
-    return sorted({node.prettify() for node in _nodes(expr, promql_parser.VectorSelector)})
+    """The same as text, without ranges and offsets."""
+    return sorted({node.prettify().partition(" offset ")[0] for node in _nodes(expr, promql_parser.VectorSelector)})
 
 
 def find_calls(expr: str, *, name: str) -> list[promql_parser.Call]:

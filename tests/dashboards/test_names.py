@@ -17,7 +17,7 @@ from tests.dashboards.queries import (
     sample_names,
 )
 
-NOT_SHOWN: dict[str, str] = {}
+NOT_SHOWN = {"aiokv_prompt_blocks": "the same as aiokv_prompt_tokens, in full blocks"}
 """Families without a panel, and why."""
 SHOWN = [fill_in(expr) for panel in panels() for expr in panel.exprs]
 RULES = [rule["expr"] for rule in (*recordings(), *alerts())]
