@@ -84,6 +84,19 @@ async def test_a_stream_ends_with_the_usage_if_asked_for(tiny: LoadedModel) -> N
     assert again["usage"]["prompt_tokens_details"]["gpu_cached_tokens"] == prompt // 64 * 64
 
 
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+async def test_a_stream_tells_the_usage_so_far_with_every_piece_if_asked_for(tiny: LoadedModel, path: str) -> None:
+    what = {"prompt": TEXT} if path == "completions" else {"messages": [{"role": "user", "content": TEXT}]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    said = {"model": MODEL, "max_tokens": 6, "ignore_eos": True, "stream": True, "stream_options": options, **what}
+    async with running(tiny) as server:
+        events = events_of(await server.client.post(f"/v1/{path}", json=said))
+    completed = [event["usage"]["completion_tokens"] for event in events]
+    assert completed == sorted(completed)
+    assert completed[-1] == 6
+    assert len({event["usage"]["prompt_tokens"] for event in events}) == 1
+
+
 async def test_the_usage_says_how_many_tokens_came_from_which_tier(tiny: LoadedModel) -> None:
     tokens = tiny.tokenizer.encode(TEXT)
     cached = len(tokens) // 64 * 64

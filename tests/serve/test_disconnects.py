@@ -95,6 +95,20 @@ async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(tiny: 
         assert (await server.complete(PROMPT)).status_code == 200
 
 
+async def test_a_body_that_does_not_come_in_time_ends_its_connection(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiokv_engine.server.body.READ_SECONDS", 0.05)
+    async with running(tiny) as server:
+        reader, writer = await connect(server)
+        writer.write(request_bytes(server)[:-1])
+        async with asyncio.timeout(PATIENCE):
+            answer = await reader.read(-1)
+        await hang_up(writer)
+        assert (await server.complete(PROMPT)).status_code == 200
+    assert answer.startswith(b"HTTP/1.1 408")
+
+
 async def test_a_client_that_leaves_while_it_is_tokenised_is_never_let_in(
     tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from aiokv import ConfigError
 from aiokv_engine.server.command import register
 from tests.serve.cases import PATIENCE, error_of
 
@@ -200,6 +201,19 @@ def test_a_port_that_is_taken_is_an_error_in_one_line(tiny_path: Path, tmp_path:
         port = server.client.base_url.port
         result = CliRunner().invoke(_app(), ["serve", "--model", str(tiny_path), "--port", str(port)])
     assert "cannot listen on 127.0.0.1" in str(result.exception)
+
+
+@pytest.mark.parametrize("option", ["--grace=nan", "--grace=inf", "--grace=-1", "--max-queue=0", "--port=70000"])
+def test_what_no_server_can_be_started_with_is_refused(option: str) -> None:
+    result = CliRunner().invoke(_app(), ["serve", "--model", "missing.gguf", option])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ConfigError | SystemExit)
+
+
+def test_an_ipv6_loopback_is_announced_as_one(tiny_path: Path, tmp_path: Path) -> None:
+    with serving(tiny_path, tmp_path, "--host", "::1") as server:
+        assert str(server.client.base_url).startswith("http://[::1]:")
+        assert server.client.get("/ready").status_code == server.client.get("/v1/models").status_code == 200
 
 
 def _invoke(*arguments: str, **environ: str) -> str:

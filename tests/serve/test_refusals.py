@@ -253,6 +253,24 @@ async def test_a_fault_of_the_engine_is_an_internal_error_without_details(
     assert [record.levelno for record in caplog.records if record.name != "asyncio"] == [logging.ERROR]
 
 
+async def test_a_fault_before_the_engine_is_one_as_well(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object, text: str) -> list[int]:
+        raise RuntimeError(text)
+
+    async with running(tiny) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tiny.tokenizer), "encode", fail)
+            response = await server.complete(SECRET)
+        assert (await server.complete("still there")).status_code == 200
+        await server.assert_all_given_back()
+    assert response.status_code == 500
+    assert error_of(response)["message"] == "internal error"
+    assert SECRET not in caplog.text
+    assert "RuntimeError" in caplog.text
+
+
 async def test_a_template_that_refuses_is_a_bad_request(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object, __: object) -> str:
         raise UsageError("roles must alternate")

@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeAlias, final
 
 from aiokv_engine.server.choices import Piece, Usage
 from aiokv_engine.server.errors import ApiError
+from aiokv_engine.server.schema import UsageReport
 
 __all__ = ["DONE", "ChatWire", "CompletionWire", "Heading", "Whole", "Wire", "encode", "failed", "usage_as_json"]
 
@@ -21,22 +22,22 @@ Json: TypeAlias = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """What every document about one answer begins with. `includes_usage` is for streams."""
+    """What every document about one answer begins with. `usage_report` is for streams."""
 
     request_id: str
     model: str
     choices: int
-    includes_usage: bool = False
+    usage_report: UsageReport = UsageReport.NEVER
     created: int = field(default_factory=lambda: int(time.time()))
 
 
 class Wire(Protocol):
     """One kind of answer, as bytes."""
 
-    def begin(self) -> bytes:
-        """What a stream begins with."""
+    def begin(self, usage: Usage) -> bytes:
+        """What a stream begins with; `usage` is that so far, here and below."""
 
-    def events(self, pieces: Sequence[Piece]) -> bytes:
+    def events(self, pieces: Sequence[Piece], *, usage: Usage) -> bytes:
         """Some pieces of a stream."""
 
     def end(self, usage: Usage) -> bytes:
@@ -78,21 +79,15 @@ class CompletionWire:
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Nothing comes before the text."""
         return b""
 
-    def events(self, pieces: Sequence[Piece]) -> bytes:
+    def events(self, pieces: Sequence[Piece], *, usage: Usage) -> bytes:
         """One event per piece that says something."""
-        return b"".join(
-            _event(
-                self._heading,
-                kind=_COMPLETION,
-                choices=[_completion_choice(piece.index, text=piece.text, finish=piece.finish)],
-            )
-            for piece in pieces
-            if piece.text or piece.finish
-        )
+        said = [piece for piece in pieces if piece.text or piece.finish]
+        choices = [_completion_choice(piece.index, text=piece.text, finish=piece.finish) for piece in said]
+        return _events(self._heading, kind=_COMPLETION, choices=choices, usage=usage)
 
     def end(self, usage: Usage) -> bytes:
         """The usage, if it was asked for, and the end."""
@@ -100,9 +95,8 @@ class CompletionWire:
 
     def document(self, whole: Whole) -> bytes:
         """The answer as one document."""
-        choices = [
-            _completion_choice(index, text=text, finish=finish) for index, (text, finish) in enumerate(whole.choices())
-        ]
+        said = enumerate(whole.choices())
+        choices = [_completion_choice(index, text=text, finish=finish) for index, (text, finish) in said]
         return encode(_document(self._heading, kind=_COMPLETION, choices=choices, usage=whole.usage))
 
 
@@ -115,17 +109,19 @@ class ChatWire:
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
 
-    def begin(self) -> bytes:
+    def begin(self, usage: Usage) -> bytes:
         """Whose turn it is."""
-        return self._chunk(0, delta={"role": "assistant", "content": ""}, finish=None)
+        choice = _delta_choice(0, delta={"role": "assistant", "content": ""}, finish=None)
+        return _events(self._heading, kind=_CHUNK, choices=[choice], usage=usage)
 
-    def events(self, pieces: Sequence[Piece]) -> bytes:
+    def events(self, pieces: Sequence[Piece], *, usage: Usage) -> bytes:
         """One event per piece that says something."""
-        return b"".join(
-            self._chunk(piece.index, delta={"content": piece.text} if piece.text else {}, finish=piece.finish)
+        choices = [
+            _delta_choice(piece.index, delta={"content": piece.text} if piece.text else {}, finish=piece.finish)
             for piece in pieces
             if piece.text or piece.finish
-        )
+        ]
+        return _events(self._heading, kind=_CHUNK, choices=choices, usage=usage)
 
     def end(self, usage: Usage) -> bytes:
         """The usage, if it was asked for, and the end."""
@@ -134,19 +130,9 @@ class ChatWire:
     def document(self, whole: Whole) -> bytes:
         """The answer as one document."""
         choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": finish,
-            }
-            for index, (text, finish) in enumerate(whole.choices())
+            _message_choice(index, text=text, finish=finish) for index, (text, finish) in enumerate(whole.choices())
         ]
         return encode(_document(self._heading, kind=_CHAT, choices=choices, usage=whole.usage))
-
-    def _chunk(self, index: int, *, delta: Json, finish: str | None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return _event(self._heading, kind=_CHUNK, choices=[choice])
 
 
 def usage_as_json(usage: Usage) -> Json:
@@ -184,6 +170,15 @@ def _completion_choice(index: int, *, text: str, finish: str | None) -> Json:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
 
 
+def _message_choice(index: int, *, text: str, finish: str | None) -> Json:
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+
+
+def _delta_choice(index: int, *, delta: Json, finish: str | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
 def _document(heading: Heading, *, kind: str, choices: Sequence[Json], usage: Usage) -> Json:
     return {
         "id": heading.request_id,
@@ -195,19 +190,17 @@ def _document(heading: Heading, *, kind: str, choices: Sequence[Json], usage: Us
     }
 
 
-def _event(heading: Heading, *, kind: str, choices: Sequence[Json]) -> bytes:
-    document = {
-        "id": heading.request_id,
-        "object": kind,
-        "created": heading.created,
-        "model": heading.model,
-        "choices": choices,
-    }
-    return _as_event(document | {"usage": None} if heading.includes_usage else document)
+def _events(heading: Heading, *, kind: str, choices: Sequence[Json], usage: Usage) -> bytes:
+    """Returns an event for each of `choices`, with as much of the usage as was asked for."""
+    extra: Json = {} if heading.usage_report is UsageReport.NEVER else {"usage": None}
+    if heading.usage_report is UsageReport.ALWAYS:
+        extra = {"usage": usage_as_json(usage)}
+    heads = {"id": heading.request_id, "object": kind, "created": heading.created, "model": heading.model}
+    return b"".join(_as_event({**heads, "choices": [choice], **extra}) for choice in choices)
 
 
 def _end(heading: Heading, *, kind: str, usage: Usage) -> bytes:
-    if not heading.includes_usage:
+    if heading.usage_report is UsageReport.NEVER:
         return DONE
     return _as_event(_document(heading, kind=kind, choices=(), usage=usage)) + DONE
 

@@ -115,7 +115,7 @@ def _model_routes(service: Service, *, created: int) -> APIRouter:
         """Lists the one model."""
         return ModelList(data=[card])
 
-    @router.get("/v1/models/{model}", responses=LOOKUP_RESPONSES)
+    @router.get("/v1/models/{model:path}", responses=LOOKUP_RESPONSES)
     async def show_model(model: str) -> ModelCard:
         """Shows the one model."""
         service.check_model(model)

@@ -17,10 +17,11 @@ from starlette.requests import Request
 from aiokv_engine.server.errors import ApiError
 from aiokv_engine.server.schema import GenerationRequest
 
-__all__ = ["MAX_BODY_BYTES", "parse", "read_body"]
+__all__ = ["MAX_BODY_BYTES", "READ_SECONDS", "parse", "read_body"]
 
 MAX_BODY_BYTES: Final = 2**20
-_READ_SECONDS: Final = 60.0
+READ_SECONDS: Final = 60.0
+"""How long the whole body may take to come."""
 _PARSED_ON_THE_LOOP: Final = 4096  # bytes; under 0.1 ms
 _MOST_FAULTS: Final = 1000  # of one body that are looked at
 _LONGEST_MESSAGE: Final = 300  # characters
@@ -42,7 +43,7 @@ async def read_body(request: Request) -> bytes:
     if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
         raise ApiError.too_large(limit=MAX_BODY_BYTES)
     try:
-        async with asyncio.timeout(_READ_SECONDS):
+        async with asyncio.timeout(READ_SECONDS):
             return await _read(request)
     except TimeoutError:
         raise ApiError(

@@ -73,7 +73,7 @@ class Generation:
 class Choices:
     """The choices of one request while they are generated; use `generating` once, and read `next_pieces` inside."""
 
-    __slots__ = ("_engine", "_generation", "_hits", "_plans", "_queue", "_tokenizer", "_tokens")
+    __slots__ = ("_engine", "_fault", "_generation", "_hits", "_plans", "_queue", "_tasks", "_tokenizer", "_tokens")
 
     def __init__(
         self, engine: Engine, *, tokenizer: GgufTokenizer, plans: Sequence[ChoicePlan], generation: Generation
@@ -83,38 +83,44 @@ class Choices:
         self._plans = plans
         self._generation = generation
         self._queue: asyncio.Queue[Piece | ApiError] = asyncio.Queue()
+        self._fault: ApiError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._hits: dict[int, Hit] = {}
         self._tokens = 0
 
     @contextmanager
     def generating(self, seats: Sequence[Seat]) -> Iterator[None]:
         """Generates inside; leaving ends what still runs. Each prompt leaves its seat when it has ended."""
-        tasks = []
         for index, seat in enumerate(seats):
             task = asyncio.get_running_loop().create_task(self._generate(index, seat=seat))
             task.add_done_callback(partial(_leave, seat))
-            tasks.append(task)
+            self._tasks.append(task)
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
+            self._cancel()
 
     async def next_pieces(self) -> list[Piece]:
         """Waits for more and returns all there is, in order; raises the `ApiError` that a choice has ended with."""
-        found = [await self._queue.get()]
-        while not self._queue.empty():
-            found.append(self._queue.get_nowait())
-        pieces = []
-        for item in found:
+        pieces: list[Piece] = []
+        while self._fault is None and not (pieces and self._queue.empty()):
+            item = await self._queue.get()
             if isinstance(item, ApiError):
-                raise item
-            pieces.append(item)
+                self._fault = item
+            else:
+                pieces.append(item)
+        if self._fault is not None and not pieces:
+            raise self._fault
         return pieces
 
     def cut_off(self) -> None:
-        """Ends the request early: whoever reads gets the reason, and then leaves."""
+        """Ends the request early: whoever reads gets what there is, and then the reason."""
         self._queue.put_nowait(ApiError.cut_off())
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     @property
     def usage(self) -> Usage:

@@ -28,6 +28,7 @@ from aiokv.runtime.config_file import LoadedSettings, Settings, SettingSource, l
 from aiokv_engine.demo import Dtype, DtypeOption, ModelOption, ThreadsOption
 
 if TYPE_CHECKING:
+    from aiokv_engine.server.app import Access
     from aiokv_engine.server.process import Leaks, Listening, ServeOptions
 
 __all__ = ["register"]
@@ -86,31 +87,20 @@ def _serve(  # noqa: PLR0913  # one per option
     Runs on the CPU: both pools lie in this machine's memory. SIGTERM ends intake and lets running requests finish; exit
     status 0, or 1 if anything was still held afterwards. The address is printed once requests are answered.
     """
-    settings = _load_settings(
-        config, arguments={"gpu_blocks": gpu_blocks, "cpu_blocks": cpu_blocks, "cpu_bytes": cpu_bytes}
-    )
+    sizes: dict[str, object] = {"gpu_blocks": gpu_blocks, "cpu_blocks": cpu_blocks, "cpu_bytes": cpu_bytes}
+    settings = _load_settings(config, arguments=sizes)
     if show_config:
         print_config(settings, as_json=as_json)
         return
-    from aiokv_asgi import read_token
-    from aiokv_engine.server.app import Access
-    from aiokv_engine.server.process import ServeOptions, open_socket
-
-    token = read_token(file=admin_token_file, environ=os.environ)
-    options = ServeOptions(
-        name=served_model_name,
-        access=Access(allowed_hosts=_hosts(host, given=allowed_host), admin_token=token),
-        max_queue=max_queue,
-        grace_s=grace,
-    )
-    with open_socket(host, port=port) as listener:
+    access = _access(host, allowed=allowed_host, token_file=admin_token_file)
+    with _listen(host, port=port) as listener:
         leaks = _run(
             _find_model(model),
             dtype=dtype,
             settings=settings.settings,
             torch_threads=torch_threads,
             listener=listener,
-            options=options,
+            options=_options(served_model_name, access=access, max_queue=max_queue, grace_s=grace),
             announce=partial(_announce, as_json=as_json),
         )
     for line in leaks.lines:
@@ -153,13 +143,27 @@ def _find_model(model: Path | None) -> Path:
     return find_weights(console=stderr())
 
 
-def _hosts(host: str, *, given: Sequence[str] | None) -> Sequence[str]:
-    """The hosts that requests may be for: who listens on loopback only is asked for as loopback."""
-    from aiokv_asgi import LOOPBACK_HOSTS
+def _listen(host: str, *, port: int) -> socket.socket:
+    from aiokv_engine.server.process import open_socket
 
-    if given:
-        return (*given, *LOOPBACK_HOSTS)
-    return LOOPBACK_HOSTS if _is_loopback(host) else ("*",)
+    return open_socket(host, port=port)
+
+
+def _options(name: str | None, *, access: "Access", max_queue: int, grace_s: float) -> "ServeOptions":
+    from aiokv_engine.server.process import ServeOptions
+
+    return ServeOptions(name=name, access=access, max_queue=max_queue, grace_s=grace_s)
+
+
+def _access(host: str, *, allowed: Sequence[str] | None, token_file: Path | None) -> "Access":
+    """Who listens on loopback only is asked for as loopback; elsewhere any name may be ours, unless some are given."""
+    from aiokv_asgi import LOOPBACK_HOSTS, read_token
+    from aiokv_engine.server.app import Access
+
+    hosts: Sequence[str] = LOOPBACK_HOSTS if _is_loopback(host) else ("*",)
+    if allowed:
+        hosts = (*allowed, *LOOPBACK_HOSTS)
+    return Access(allowed_hosts=hosts, admin_token=read_token(file=token_file, environ=os.environ))
 
 
 def _is_loopback(host: str) -> bool:

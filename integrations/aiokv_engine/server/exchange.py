@@ -8,6 +8,7 @@ ends, it is counted once.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -32,6 +33,8 @@ __all__ = ["Exchange", "Kind"]
 
 _EVENTS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DOCUMENT: Final = {"content-type": "application/json"}
+
+_log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -88,14 +91,15 @@ class Exchange(Response, Generic[R]):
         seats = service.gate.take_seats(prompts)
         try:
             plans = await self._kind.plan(said)
-            choices, heading = self._begin(said, plans=plans)
-            with service.gate.answering(choices.cut_off), choices.generating(seats):
-                wire = self._kind.make_wire(heading)
-                reply = self._stream if said.stream else self._reply_at_once
-                await reply(choices, wire=wire, count=len(plans), send=send)
-        finally:
+        except BaseException:  # nobody will sit there
             for seat in seats:
                 seat.leave()
+            raise
+        choices, heading = self._begin(said, plans=plans)
+        with service.gate.answering(choices.cut_off), choices.generating(seats):
+            wire = self._kind.make_wire(heading)
+            reply = self._stream if said.stream else self._reply_at_once
+            await reply(choices, wire=wire, count=len(plans), send=send)
 
     def _begin(self, said: R, *, plans: list[ChoicePlan]) -> tuple[Choices, Heading]:
         service = self._service
@@ -111,7 +115,7 @@ class Exchange(Response, Generic[R]):
         )
         choices = Choices(service.serving.engine, tokenizer=tokenizer, plans=plans, generation=generation)
         return choices, Heading(
-            request_id=request_id, model=service.name, choices=len(plans), includes_usage=said.includes_usage
+            request_id=request_id, model=service.name, choices=len(plans), usage_report=said.usage_report
         )
 
     def _note_token(self, hit: Hit) -> None:
@@ -135,13 +139,15 @@ class Exchange(Response, Generic[R]):
     async def _stream(self, choices: Choices, *, wire: Wire, count: int, send: Send) -> None:
         """Sends whatever there is at once: of a client that reads slowly the next events become larger."""
         await send({"type": "http.response.start", "status": 200, "headers": _raw(_EVENTS)})
-        await send({"type": "http.response.body", "body": wire.begin(), "more_body": True})
+        await send({"type": "http.response.body", "body": wire.begin(choices.usage), "more_body": True})
         left = count
         try:
             while left:
                 pieces = await choices.next_pieces()
                 left -= sum(piece.finish is not None for piece in pieces)
-                await send({"type": "http.response.body", "body": wire.events(pieces), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": wire.events(pieces, usage=choices.usage), "more_body": True}
+                )
         except ApiError as error:
             await send({"type": "http.response.body", "body": failed(error)})
             raise _Told(error) from error
@@ -176,6 +182,9 @@ def _counted(service: Service) -> Iterator[None]:
     except ApiError as error:
         outcome = error.outcome
         raise
+    except Exception as error:  # the last frame of ours: what is above would log everything there is
+        _log.error("a request has failed: %s", type(error).__name__)
+        raise ApiError.internal() from None
     finally:
         service.metrics.count_request(outcome)
 

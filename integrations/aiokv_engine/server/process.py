@@ -30,6 +30,7 @@ from aiokv_engine.serving import Serving
 __all__ = ["Leaks", "Listening", "ServeOptions", "listening", "open_socket", "serve"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LONGEST_GRACE_S: Final = 86_400
 _LAST_BYTES_S: Final = 2  # for what is in the buffers of connections
 _LAST_COPIES_S: Final = 10
 _BACKLOG: Final = 2048
@@ -46,6 +47,13 @@ class ServeOptions:
     access: Access = field(default_factory=Access)
     max_queue: int = MAX_QUEUE
     grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no server could wait for; raises `ConfigError`."""
+        if not 0.0 <= self.grace_s <= _LONGEST_GRACE_S:
+            raise ConfigError(f"the grace must be between 0 and {_LONGEST_GRACE_S} seconds, not {self.grace_s}")
+        if self.max_queue < 1:
+            raise ConfigError(f"at least one prompt must be able to wait, not {self.max_queue}")
 
 
 @final
@@ -103,6 +111,7 @@ async def serve(
         server_app.start_draining()
         cut_off = await _drain(server_app, grace_s=options.grace_s)
     with anyio.move_on_after(_LAST_COPIES_S):  # what is then still running is in the audit
+        await service.gate.wait_idle()
         await serving.engine.wait_idle()
         await serving.kv.drain()
     return Leaks(lines=_find_leaks(serving.kv.audit()), cut_off=cut_off)

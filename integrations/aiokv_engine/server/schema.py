@@ -8,6 +8,7 @@ one costs no more than reading it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,7 @@ __all__ = [
     "CompletionRequest",
     "GenerationRequest",
     "StreamOptions",
+    "UsageReport",
 ]
 
 COMPLETION_TOKENS: Final = 16
@@ -48,10 +50,21 @@ class _Closed(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
+class UsageReport(Enum):
+    """How often a stream tells the usage."""
+
+    NEVER = "never"
+    LAST = "last"
+    """In a chunk of its own at the end."""
+    ALWAYS = "always"
+    """With every chunk as well, as far as it has come."""
+
+
 class StreamOptions(_Closed):
     """How a stream is sent."""
 
     include_usage: bool | None = Field(default=None, description="Send the usage in a chunk of its own at the end.")
+    continuous_usage_stats: bool | None = Field(default=None, description="Then send that so far with every chunk.")
 
 
 class GenerationRequest(_Closed):
@@ -97,9 +110,11 @@ class GenerationRequest(_Closed):
         return self.max_tokens is not None
 
     @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def usage_report(self) -> UsageReport:
+        """How often a stream tells the usage."""
+        if not (self.stream_options and self.stream_options.include_usage):
+            return UsageReport.NEVER
+        return UsageReport.ALWAYS if self.stream_options.continuous_usage_stats else UsageReport.LAST
 
 
 class CompletionRequest(GenerationRequest):
