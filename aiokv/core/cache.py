@@ -135,7 +135,7 @@ class CacheState:
 
     @property
     def capacity_generation(self) -> int:
-        """Changes whenever GPU capacity was given back: a deferred request is worth another try."""
+        """Changes whenever a deferred request is worth another try: capacity came back, or blocks it may share did."""
         return self._world.capacity_generation
 
     @property

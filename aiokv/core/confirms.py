@@ -162,6 +162,8 @@ class Confirms:
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
         if not is_all(is_new):
             positions, slots = positions[is_new], slots[is_new]
+        if len(positions):
+            world.capacity_generation += 1  # who waits for slots may hit these, and so need fewer
         self._stores.offer(Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots))
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:
