@@ -12,6 +12,7 @@ from aiokv.errors import (
     ForeignBlock,
     InvalidTransition,
     LeaseReleased,
+    StreamCaptured,
     TransferError,
     UsageError,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "RuntimeConfig",
     "SlidingWindow",
     "StorePolicy",
+    "StreamCaptured",
     "Tier",
     "TierCleared",
     "TransferError",

@@ -16,6 +16,7 @@ __all__ = [
     "ForeignBlock",
     "InvalidTransition",
     "LeaseReleased",
+    "StreamCaptured",
     "TransferError",
     "UsageError",
 ]
@@ -54,6 +55,14 @@ class ForeignBlock(UsageError):
         self.slot = slot
         self.tier = tier
         super().__init__(f"{tier} slot {slot} is not held by the caller")
+
+
+class StreamCaptured(UsageError):
+    """No fence can be taken of a stream that is being captured into a graph. Once it is not, asking again will do."""
+
+    def __init__(self, stream: object) -> None:
+        self.stream = stream
+        super().__init__(f"the stream {stream!r} is being captured into a graph: a fence would become part of it")
 
 
 class CapacityError(AiokvError):

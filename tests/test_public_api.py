@@ -49,7 +49,7 @@ AcquireTimeout AiokvError BackendLost BlockKeys BlockRemoved BlockStored CacheGe
 ChunkedLocal ConfigError CopyBatch CopyFailed DeclineReason Declined DeferReason Deferred Direction EventsDropped
 ForeignBlock FullAttention GroupSpec HintState Hit InvalidTransition KVRuntime Lease LeaseReleased LeaseState MediaSpan
 Outcome PinState PinStatus Preempted RankTransfer RecurrentState ResidenceHint RuntimeConfig SlidingWindow StorePolicy
-Tier TierCleared TransferError UsageError run
+StreamCaptured Tier TierCleared TransferError UsageError run
 """
 TESTING_NAMES = """
 BrokenInvariant Device Driver FakeBackend FakeCopy FaultyBackend FencedBackend InjectedFaults Row RuntimeDriver
@@ -181,6 +181,7 @@ def test_errors_form_one_tree() -> None:
     assert issubclass(aiokv.LeaseReleased, UsageError)
     assert issubclass(aiokv.InvalidTransition, UsageError)
     assert issubclass(aiokv.ForeignBlock, UsageError)
+    assert issubclass(aiokv.StreamCaptured, UsageError)
     assert issubclass(aiokv.CopyFailed, TransferError)
     assert issubclass(aiokv.BackendLost, TransferError)
 

@@ -100,7 +100,8 @@ class EngineStreams(Protocol):
     def fence(self, stream: object) -> object | None:
         """A fence of all that was launched on `stream` so far; None where nothing has to be waited for.
 
-        `UsageError` for what is no stream, and for one that is being captured: asked again later it may answer.
+        `UsageError` for what is no stream; of these `StreamCaptured` for one that is being captured, which asked again
+        later will answer.
         """
         ...
 

@@ -26,9 +26,9 @@ from aiokv.backends.base import BackendLayout, Pinning, WakeMode
 from aiokv.backends.cuda_completion import CudaEvent
 from aiokv.backends.cuda_driver import CudaDriver, CudaError
 from aiokv.backends.cuda_events import CudaFence, stream_handle
-from aiokv.backends.cuda_session import CudaSession
+from aiokv.backends.cuda_session import CudaSession, released_on_error
 from aiokv.backends.pinning import NOTHING_TO_PIN
-from aiokv.errors import BackendLost, ConfigError, CopyFailed, UsageError
+from aiokv.errors import BackendLost, ConfigError, CopyFailed, StreamCaptured, UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 
@@ -124,7 +124,7 @@ class CudaBackend:
     def fence(self, stream: object) -> CudaFence:
         """A point of `stream`: a handle, a torch stream, or an object with `__cuda_stream__`.
 
-        `UsageError` for anything else, and for a stream that is being captured into a graph.
+        `UsageError` for anything else, `StreamCaptured` for one that is being captured into a graph.
         """
         session = self._require_open()
         handle = stream_handle(stream)
@@ -238,8 +238,12 @@ def _load_driver(layout: Layout) -> CudaDriver:
         raise ConfigError(f"the CUDA backend copies device memory, but the tensors are on {layout.device}")
     if ordinal:
         return driver
-    found = driver.device_of(next(iter(layout.fragments.values()))[0].address)
-    return driver if found == driver.ordinal else CudaDriver.load(ordinal=found)
+    with released_on_error(driver):
+        found = driver.device_of(next(iter(layout.fragments.values()))[0].address)
+    if found == driver.ordinal:
+        return driver
+    driver.release()
+    return CudaDriver.load(ordinal=found)
 
 
 @contextmanager
@@ -263,7 +267,7 @@ def _await_quiet(session: CudaSession, *, deadline_s: float) -> bool:
 
 def _require_not_capturing(session: CudaSession, stream: int) -> None:
     if session.driver.is_capturing(stream):
-        raise UsageError("this stream is being captured into a CUDA graph: a fence would become part of it")
+        raise StreamCaptured(stream)
 
 
 def _fences_of(after: object, *, session: CudaSession) -> tuple[CudaFence, ...]:

@@ -14,21 +14,19 @@ Rules
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import threading
 from importlib import import_module
-from itertools import takewhile
 from types import ModuleType
 from typing import Any, Final, final
 
+from aiokv.backends.cuda_versions import OLDEST_DRIVER, are_bindings_supported, as_text, is_driver_supported
 from aiokv.errors import ConfigError, UsageError
 
-__all__ = ["CudaDriver", "CudaError", "are_bindings_supported"]
+__all__ = ["CudaDriver", "CudaError"]
 
-_OLDEST_DRIVER: Final = 12_000
-_OLDEST_BINDINGS: Final = (12, 9, 10)
-"""Earlier ones were not tried; 12.8.0 keeps the GIL in calls that block."""
-_BINDINGS_END: Final = (14,)
+_log = logging.getLogger(__name__)
 
 # The driver's own numbers: the names that bindings have for them change with their versions.
 _NOT_READY: Final = 600
@@ -70,14 +68,11 @@ class _Current:
         try:
             self._mode = self._driver.exchange_capture_mode(None)
         except BaseException:
-            self._driver.pop()
+            self._driver.leave(None)
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        try:
-            self._driver.exchange_capture_mode(self._mode)
-        finally:
-            self._driver.pop()
+        self._driver.leave(self._mode)
 
 
 @final
@@ -93,20 +88,23 @@ class _Submitting:
         self._driver.push()
 
     def __exit__(self, *exc_info: object) -> None:
-        self._driver.pop()
+        self._driver.leave(None)
 
 
 @final
 class CudaDriver:
     """One device and its primary context, which is retained with the first call that needs it."""
 
-    __slots__ = ("_api", "_context", "_device", "_elapsed", "_lock", "_pid", "_relaxed", "ordinal", "version")
+    __slots__ = (
+        "_api", "_context", "_device", "_elapsed", "_has_told", "_lock", "_pid", "_relaxed", "ordinal", "version",
+    )  # fmt: skip
 
     def __init__(self, api: ModuleType, *, ordinal: int, version: int) -> None:
         self._api = api
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._context: Any = None
+        self._has_told = False
         self._relaxed = api.CUstreamCaptureMode(_RELAXED)
         self.ordinal = ordinal
         """Which of the devices that this process sees."""
@@ -127,9 +125,8 @@ class CudaDriver:
         if code:
             raise ConfigError(f"CUDA cannot be used: {CudaError(code, 'cuInit', name=_name_of(api, code))}")
         version, devices = int(api.cuDriverGetVersion()[1]), int(api.cuDeviceGetCount()[1])
-        if version < _OLDEST_DRIVER:
-            found, needed = _as_text(version), _as_text(_OLDEST_DRIVER)
-            raise ConfigError(f"CUDA cannot be used: the driver supports CUDA {found}, aiokv needs {needed}")
+        if not is_driver_supported(found := as_text(version)):
+            raise ConfigError(f"CUDA cannot be used: the driver supports CUDA {found}, aiokv needs {OLDEST_DRIVER}")
         if not 0 <= ordinal < devices:
             raise ConfigError(f"CUDA cannot be used: there is no device {ordinal}, the driver sees {devices}")
         try:
@@ -153,15 +150,23 @@ class CudaDriver:
             raise UsageError(f"CUDA was begun in process {self._pid}; a forked child cannot use it")
 
     def push(self) -> None:
-        """Make the primary context current in this thread. Every push is followed by a `pop`."""
+        """Make the primary context current in this thread. Every push is followed by a `leave`."""
         self.require_own_process()
         if self._context is None:
             self._retain()
         self._call("cuCtxPushCurrent", self._context)
 
-    def pop(self) -> None:
-        """Make current again what was before the last `push`."""
-        self._call("cuCtxPopCurrent")
+    def leave(self, mode: Any) -> None:  # noqa: ANN401  # an enumeration of the bindings
+        """Make current again what was before the last `push`, and set the mode of captures, unless it is `None`.
+
+        What was called in between has been done: it must not look as if it was not, so a refusal is only logged.
+        """
+        undone = (("cuThreadExchangeStreamCaptureMode", mode),) if mode is not None else ()
+        for call in (*undone, ("cuCtxPopCurrent",)):
+            try:
+                self._call(*call)
+            except CudaError as error:
+                self._note_left(error)
 
     def exchange_capture_mode(self, mode: Any) -> Any:  # noqa: ANN401  # an enumeration of the bindings
         """Set how this thread minds captures of other threads, `None` for not at all; the mode before."""
@@ -285,6 +290,12 @@ class CudaDriver:
             if self._context is None:
                 self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
 
+    def _note_left(self, error: CudaError) -> None:
+        """Say it once: a context that is lost refuses this each time."""
+        if not self._has_told:
+            self._has_told = True
+            _log.warning("the caller's context, or its capture mode, could not be restored: %s", error)
+
     def _call(self, api: str, *arguments: Any) -> Any:  # noqa: ANN401  # whatever the bindings take and give
         try:
             code, *results = getattr(self._api, api)(*arguments)
@@ -300,12 +311,6 @@ class CudaDriver:
             return False
         self.require_success(code, api=api)
         return True
-
-
-def are_bindings_supported(version: str) -> bool:
-    """Whether aiokv works with this version of cuda-bindings; of "12.9.10.post1" the numbers in front count."""
-    numbers = tuple(map(int, takewhile(str.isdecimal, version.split("."))))
-    return _OLDEST_BINDINGS <= numbers < _BINDINGS_END
 
 
 def _import_bindings() -> ModuleType:
@@ -327,7 +332,3 @@ def _name_of(api: ModuleType, code: int) -> str:
     except Exception:  # a code that these bindings do not know
         return ""
     return found.decode() if isinstance(found, bytes) else str(found or "")
-
-
-def _as_text(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"

@@ -128,23 +128,21 @@ class StreamQueue:
     def put(self, copies: Copies, *, fences: int = 0) -> Piece:
         """Enqueue copies, behind so many waits for fences that were enqueued; call it with the context current."""
         count = len(copies.sizes)
-        begin = self._events.take()
-        self._driver.record_event(begin, self.handle)
-        began = time.perf_counter()
-        self._copier.enqueue(copies, stream=self.handle)
-        self._note_cost(time.perf_counter() - began, copies=count)
+        begin = self._record()
         try:
-            end = self._events.take()
-            self._driver.record_event(end, self.handle)
-        except CudaError as error:
-            raise PartlyCopied(error.code, error.api, name=error.name) from error
+            began = time.perf_counter()
+            self._copier.enqueue(copies, stream=self.handle)
+            self._note_cost(time.perf_counter() - began, copies=count)
+            end = self._record_end()
+        except CudaError:
+            self._events.give(begin)  # nobody will ask how long it took
+            raise
         ops = self._copier.ops(count) + _EVENT_OPS + fences
         return self._add(Piece(begin=begin, end=end, num_bytes=int(copies.sizes.sum()), ops=ops))
 
     def mark(self, *, fences: int = 0) -> Piece:
         """A piece without copies: it is over when all before it is."""
-        event = self._events.take()
-        self._driver.record_event(event, self.handle)
+        event = self._record()
         return self._add(Piece(begin=event, end=event, num_bytes=0, ops=1 + fences))
 
     def destroy(self) -> None:
@@ -162,6 +160,23 @@ class StreamQueue:
             self._reap()
         return not self._ops or self._ops + ops <= most
 
+    def _record(self) -> int:
+        """An event at the end of what is enqueued."""
+        event = self._events.take()
+        try:
+            self._driver.record_event(event, self.handle)
+        except CudaError:
+            self._events.give(event)
+            raise
+        return event
+
+    def _record_end(self) -> int:
+        """The same, behind copies that were just enqueued."""
+        try:
+            return self._record()
+        except CudaError as error:
+            raise PartlyCopied(error.code, error.api, name=error.name) from error
+
     def _add(self, piece: Piece) -> Piece:
         self._ops += piece.ops
         self._pieces.append(piece)
@@ -178,10 +193,17 @@ class StreamQueue:
 
     def _end(self, piece: Piece) -> None:
         """A piece is over: how fast it was, and its events are free."""
-        seconds = self._driver.seconds_between(piece.begin, piece.end) if piece.num_bytes else 0.0
+        seconds = self._find_seconds(piece) if piece.num_bytes else 0.0
         if seconds > 0.0:
             latest = piece.num_bytes / seconds
             self._bandwidth += _EWMA_WEIGHT * (latest - self._bandwidth) if self._bandwidth else latest
         piece.is_over = True
         for event in {piece.begin, piece.end}:
             self._events.give(event)
+
+    def _find_seconds(self, piece: Piece) -> float:
+        """By the device's clock; 0.0 if the driver does not say, which costs an estimate and no copy."""
+        try:
+            return self._driver.seconds_between(piece.begin, piece.end)
+        except CudaError:
+            return 0.0

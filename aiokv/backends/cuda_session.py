@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Final, final
 
 from aiokv.backends.arena import Layout
@@ -17,7 +18,7 @@ from aiokv.backends.pinned import PinnedArena
 from aiokv.model.ids import NULL_SLOT, Direction
 from aiokv.model.plan import Checksum, CopyBatch
 
-__all__ = ["CudaSession"]
+__all__ = ["CudaSession", "released_on_error"]
 
 _GIVE_BACK_S: Final = 30.0
 """How long the CPU arena may take to be unpinned when a stream could not be made."""
@@ -34,13 +35,14 @@ class CudaSession:
         self.driver = driver
         self.health = Health()
         self._fences = EventPool(driver.create_event)
-        copiers = {direction: choose_copier(driver, direction=direction) for direction in Direction}
-        self.arena = PinnedArena(
-            blocks=layout.cpu_blocks,
-            block_bytes=layout.cpu_block_bytes,
-            registrar=driver,
-            node=driver.device_numa_node(),
-        )
+        with released_on_error(driver):
+            copiers = {direction: choose_copier(driver, direction=direction) for direction in Direction}
+            self.arena = PinnedArena(
+                blocks=layout.cpu_blocks,
+                block_bytes=layout.cpu_block_bytes,
+                registrar=driver,
+                node=driver.device_numa_node(),
+            )
         self._makers: Mapping[str, CopyMaker] = {
             group: CopyMaker(
                 cut_copy_lanes(fragments, cpu_address=self.arena.address, cpu_stride=layout.cpu_block_bytes),
@@ -49,13 +51,13 @@ class CudaSession:
             for group, fragments in layout.fragments.items()
         }
         self.streams: dict[Direction, CopyStream] = {}
-        self._checks = self._begin_checks()
+        self._checks: CheckThread | None = None
         try:
+            self._checks = self._begin_checks()
             for direction, copier in copiers.items():
                 self.streams[direction] = self._begin_stream(direction, copier=copier)
         except BaseException:
-            self.stop()
-            self.arena.close(deadline_s=_GIVE_BACK_S)
+            self._give_up()
             raise
 
     def zero_null_block(self) -> None:
@@ -126,6 +128,12 @@ class CudaSession:
         for stream in self.streams.values():
             stream.abandon()
 
+    def _give_up(self) -> None:
+        """It could not begin: what has begun is ended and given back."""
+        self.stop()
+        with suppress(CudaError):  # the first error is the one to tell
+            self.free(deadline_s=_GIVE_BACK_S)
+
     def _is_idle(self, stream: CopyStream) -> bool:
         with self.driver.current():
             return self.driver.is_idle(stream.handle)
@@ -139,3 +147,14 @@ class CudaSession:
         if self.layout.checksum is Checksum.OFF:
             return None
         return CheckThread(BlockChecksums(self.arena.rows, how=self.layout.checksum, digest=choose_digest()))
+
+
+@contextmanager
+def released_on_error(driver: CudaDriver) -> Iterator[None]:
+    """Whatever fails in the `with` block, the primary context is given back first."""
+    try:
+        yield
+    except BaseException:
+        with suppress(CudaError):  # the first error is the one to tell
+            driver.release()
+        raise

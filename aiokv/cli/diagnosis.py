@@ -15,7 +15,7 @@ from enum import IntEnum
 from typing import Final, final
 
 from aiokv.backends.chunks import MOST_BYTES_PER_CALL
-from aiokv.backends.cuda_driver import are_bindings_supported
+from aiokv.backends.cuda_versions import OLDEST_DRIVER, are_bindings_supported, is_driver_supported
 from aiokv.backends.memory_plan import LimitKind, MemoryPlan, Registration
 from aiokv.cli.machine import Machine
 from aiokv.cli.memory_view import plan_settings
@@ -86,6 +86,10 @@ def _check_system(machine: Machine) -> Finding:
 def _check_driver(machine: Machine, settings: Settings) -> Finding:
     if machine.cuda_driver is not None:
         found = f"supports CUDA {machine.cuda_driver}, {machine.gpus} GPUs visible to the kernel driver"
+        if _wants_cuda(machine, settings) and not is_driver_supported(machine.cuda_driver):
+            level = Level.UNUSABLE if settings.backend == "cuda" else Level.DEGRADED
+            advice = (f"install a driver for CUDA {OLDEST_DRIVER} or newer, or use backend 'host'",)
+            return Finding(check="CUDA driver", level=level, found=found, advice=advice)
         unused = ("backend 'host' leaves it unused",) if settings.backend == "host" else ()
         return Finding(check="CUDA driver", level=Level.FINE, found=found, advice=unused)
     if settings.backend == "cuda":

@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, final
 
+from aiokv.backends.cuda_versions import as_text
 from aiokv.backends.host_memory import HostMemory, read_host_memory
 
 __all__ = ["PACKAGES", "Machine", "read_cuda_driver", "read_machine"]
@@ -47,7 +48,7 @@ def read_cuda_driver() -> str | None:
         status = library.cuDriverGetVersion(ctypes.byref(number))
     except (OSError, AttributeError):  # no such library, or one without the entry
         return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}" if status == 0 else None
+    return as_text(number.value) if status == 0 else None
 
 
 def read_machine(*, root: Path = Path("/"), cuda_driver: Callable[[], str | None] = read_cuda_driver) -> Machine:

@@ -129,7 +129,8 @@ class Admission:
         """Count the prompt of an admitted request by source, once (law 7)."""
         if not record.attributed:
             record.attributed = True
-            self._world.counters.count_delivered(record.delivered, phase=record.request.phase)
+            tokens = self._world.geometry.hash_block_size
+            self._world.counters.count_delivered(record.delivered, phase=record.request.phase, block_tokens=tokens)
 
     def _make_room(self, plan: AcquirePlan) -> DeferReason | None:
         """Have room for a plan, from residence hints if need be; why there is none, and nothing changed, else."""
@@ -149,8 +150,8 @@ class Admission:
         record = _new_record(world, request, plan=plan)
         if len(plan.hit_slots):
             world.pin_hits(plan.hit_slots)
-        if world.cpu is not None and plan.hit.cpu_tokens:
-            world.cpu.pin(plan.load_sources)
+        if plan.hit.cpu_tokens:
+            world.pin_sources(plan.load_sources)
         world.gpu.claim(plan.claims)
         world.leases.add(record)
         for index, group in enumerate(plan.groups):

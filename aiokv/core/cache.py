@@ -1,9 +1,9 @@
 """`CacheState`: the whole core behind one synchronous façade.
 
 Every method is one atomic step of the host's loop. What the core wants done afterwards is in `outbox` (transfers to
-hand to the backend, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that
-steps itself calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and tells the end
-of each: with `complete`, or rank by rank with `report`.
+submit, leases whose waiters must be told) and in slices (work that goes on in later turns). A host that steps itself
+calls `run_slices()` once a turn, hands `outbox.take_submissions()` to its copier, and tells the end of each by
+`complete`, or rank by rank by `report`.
 
 Rules: the core never waits, never copies, and knows no clock.
 """
@@ -28,6 +28,7 @@ from aiokv.core.hints import HINT_QUOTA, Hints
 from aiokv.core.inflight import Transfer, TransferEvent
 from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.core.loads import Loads
+from aiokv.core.meters import Meters
 from aiokv.core.peek import Peek
 from aiokv.core.placement import Placement
 from aiokv.core.pool_values import PoolCounts
@@ -63,7 +64,7 @@ class CacheState:
 
     __slots__ = (
         "_admission", "_confirms", "_loads", "_ranks", "_resets", "_room", "_stores", "_world", "fences", "foresight",
-        "forks", "hints", "peek", "placement", "store_gate", "truncations",
+        "forks", "hints", "meters", "peek", "placement", "store_gate", "truncations",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +100,7 @@ class CacheState:
         self.placement = Placement(self._world)
         self.store_gate = StoreGate(self._world)
         self.hints = Hints(self._world, quota=hint_quota)
+        self.meters = Meters(self._world)
         self._resets = Resets(self._world, hints=self.hints)
 
     @property
@@ -133,7 +135,7 @@ class CacheState:
 
     @property
     def capacity_generation(self) -> int:
-        """Changes whenever GPU capacity was given back: a deferred request is worth another try."""
+        """Changes whenever a deferred request is worth another try: capacity came back, or blocks it may share did."""
         return self._world.capacity_generation
 
     @property
@@ -255,9 +257,8 @@ class CacheState:
             self._admission.release(record, how=how)
 
     def finish(self, record: LeaseRecord, *, how: Closing = Closing.FINISHED, after: Fence | None = None) -> None:
-        """Flush what is still to be registered and stored, then give everything back as `release` does. Idempotent. A
-        preempted request goes on with what `record.resumption()` asked for before.
-        """
+        """Flush what is to be registered and stored, then give all back as `release` does. Idempotent. A preempted
+        request goes on with what `record.resumption()` asked for before."""
         if record.is_open:
             record.is_finishing = True
             record.fence(after)
@@ -270,7 +271,6 @@ class CacheState:
 
     def complete(self, transfer_id: int, outcome: Outcome, *, corrupt: Collection[int] = ()) -> None:
         """All copies of a transfer have ended: this way on every rank that has not reported it, the worst one decides.
-
         `corrupt` as in `report`. `UsageError` where there is no such transfer or it has ended.
         """
         self._ranks.complete(transfer_id, outcome, corrupt=corrupt)

@@ -27,6 +27,7 @@ from aiokv.core.store_policy import Strategy
 from aiokv.core.world import World
 from aiokv.errors import UsageError
 from aiokv.model.ids import NULL_SLOT, IntArray, SlotArray, Tier
+from aiokv.model.plan import DeclineReason
 
 __all__ = ["Confirms"]
 
@@ -72,10 +73,21 @@ class Confirms:
         """Register and store what is left of a lease, then give everything back."""
         yield from self.registration(record)
         yield from self._stores.flush(record)
+        self._count_unhashed(record)
         if self._admission.is_long_to_release(record):
             yield
         if record.state is not LeaseState.RELEASED:
             self._admission.release(record, how=how)
+
+    def _count_unhashed(self, record: LeaseRecord) -> None:
+        """What was written and ends with its lease, as it has no hash: blocks that are not full, or not published."""
+        if record.state is LeaseState.READY and self._world.has_cpu_tier and self._world.may_copy(record):
+            blocks = sum(
+                -(-record.confirmed // size) - registered
+                for index, (size, registered) in enumerate(zip(record.block_sizes, record.registered, strict=True))
+                if index not in record.state_slots
+            )
+            self._world.counters.store_skipped_blocks[DeclineReason.UNHASHED] += blocks
 
     def registration(self, record: LeaseRecord) -> Job:
         """Register what is confirmed and published, slice by slice, then give back what no query will read again."""
@@ -150,6 +162,8 @@ class Confirms:
         is_new = world.register(Tier.GPU, slots, blocks=blocks)
         if not is_all(is_new):
             positions, slots = positions[is_new], slots[is_new]
+        if len(positions):
+            world.capacity_generation += 1  # who waits for slots may hit these, and so need fewer
         self._stores.offer(Offer(record=record, keys=record.keys, group=index, positions=positions, slots=slots))
 
     def _register_states(self, record: LeaseRecord, length: int) -> None:

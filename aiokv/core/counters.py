@@ -13,9 +13,11 @@ from aiokv.model.plan import DeclineReason, DeferReason, Hit, Outcome
 __all__ = [
     "HINT_DECLINES",
     "INTERLEAVED_RUNS_CAP",
+    "LOAD_FAILURES",
     "STORE_SKIPS",
     "Closing",
     "Counters",
+    "EventRefusal",
     "EvictReason",
     "HintClosing",
     "LookupResult",
@@ -62,6 +64,13 @@ class EvictReason(KeyEnum):
     CORRUPT = "corrupt"
 
 
+class EventRefusal(KeyEnum):
+    """Why blocks became findable and no event says so."""
+
+    UNKNOWN_TOKENS = "unknown_tokens"
+    """They came from blocks that were registered while nobody listened: their run cannot be told (law 9)."""
+
+
 class Closing(KeyEnum):
     """How a lease ended."""
 
@@ -95,10 +104,11 @@ STORE_SKIPS: Final[tuple[DeclineReason, ...]] = tuple(
     reason for reason in DeclineReason if reason is not DeclineReason.QUOTA
 )
 """Why a block is not stored."""
-
+LOAD_FAILURES: Final = (Outcome.LOST, Outcome.FAILED, Outcome.CORRUPT, Outcome.DROPPED)
+"""How loads fail, the worst first."""
 
 _SOURCES_IN: Final = {phase: ((Source.GPU, phase), (Source.CPU, phase), (Source.COMPUTE, phase)) for phase in Phase}
-"""Keys of `Counters.prompt_tokens`."""
+"""Keys of `Counters.prompt_tokens` and of `prompt_blocks`."""
 
 
 @final
@@ -108,6 +118,7 @@ class Counters:
     __slots__ = (
         "alloc_failures",
         "corrupt_blocks",
+        "events_refused",
         "evicted_blocks",
         "forks",
         "hints_closed",
@@ -119,6 +130,7 @@ class Counters:
         "leases_opened",
         "load_failed_tokens",
         "lookups",
+        "prompt_blocks",
         "prompt_tokens",
         "rank_reports",
         "store_skipped_blocks",
@@ -129,11 +141,13 @@ class Counters:
 
     def __init__(self) -> None:
         self.prompt_tokens = {(source, phase): 0 for source in Source for phase in Phase}
+        self.prompt_blocks = dict.fromkeys(self.prompt_tokens, 0)
         self.lookups = dict.fromkeys(LookupResult, 0)
         self.interleaved_runs: dict[int, int] = dict.fromkeys(range(INTERLEAVED_RUNS_CAP + 1), 0)
         self.alloc_failures = dict.fromkeys(DeferReason, 0)
-        self.load_failed_tokens = 0
+        self.load_failed_tokens = dict.fromkeys(LOAD_FAILURES, 0)
         self.corrupt_blocks = 0
+        self.events_refused = dict.fromkeys(EventRefusal, 0)
         self.submitted_blocks = dict.fromkeys(Direction, 0)
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
         self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST), 0)
@@ -148,12 +162,22 @@ class Counters:
         self.hints_revoked = dict.fromkeys(RevokeReason, 0)
         self.hints_closed = dict.fromkeys(HintClosing, 0)
 
-    def count_delivered(self, hit: Hit, *, phase: Phase) -> None:
-        """Attribute the prompt of one admitted request, once (law 7)."""
+    def count_delivered(self, hit: Hit, *, phase: Phase, block_tokens: int) -> None:
+        """Attribute the prompt of one admitted request, once (law 7): its tokens, and its full hash blocks.
+
+        A prefix ends at the end of a hash block: of what is computed only the tail may be less than a block.
+        """
         from_gpu, from_cpu, computed = _SOURCES_IN[phase]
-        self.prompt_tokens[from_gpu] += hit.gpu_tokens
-        self.prompt_tokens[from_cpu] += hit.cpu_tokens
-        self.prompt_tokens[computed] += hit.compute_tokens
+        tokens, blocks = self.prompt_tokens, self.prompt_blocks
+        if hit.gpu_tokens:
+            tokens[from_gpu] += hit.gpu_tokens
+            blocks[from_gpu] += hit.gpu_tokens // block_tokens
+        if hit.cpu_tokens:
+            tokens[from_cpu] += hit.cpu_tokens
+            blocks[from_cpu] += hit.cpu_tokens // block_tokens
+        tokens[computed] += hit.compute_tokens
+        if hit.compute_tokens >= block_tokens:
+            blocks[computed] += hit.compute_tokens // block_tokens
 
     def record_switches(self, switches: int) -> None:
         """Record how often one matched prefix switched between the tiers."""

@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 
 from aiokv.core.block_names import BlockNames, KeyedBlocks
+from aiokv.core.counters import Counters, EventRefusal
 from aiokv.core.origins import Origins, OriginTable
 from aiokv.core.pool import Evicted
 from aiokv.model.events import BlockRemoved, CacheEvent, TierCleared, chained_runs, dense_runs, hashes_of
@@ -27,11 +28,12 @@ __all__ = ["EventLog"]
 class EventLog:
     """Events that have not been taken yet."""
 
-    __slots__ = ("_events", "_geometry", "_is_on", "_origins")
+    __slots__ = ("_counters", "_events", "_geometry", "_is_on", "_origins")
 
-    def __init__(self, geometry: CacheGeometry, *, gpu_slots: int) -> None:
+    def __init__(self, geometry: CacheGeometry, *, gpu_slots: int, counters: Counters) -> None:
         sizes = map(geometry.effective_block_size, range(len(geometry.groups)))
         self._geometry = geometry
+        self._counters = counters
         self._events: list[CacheEvent] = []
         self._is_on = False
         self._origins = OriginTable(slots=gpu_slots, block_tokens=max(sizes))
@@ -70,6 +72,7 @@ class EventLog:
             self._events += dense_runs(blocks.keys, tier=tier, group=name, block_size=size, positions=blocks.positions)
             return
         known = blocks.select(blocks.origins.is_known)
+        self._counters.events_refused[EventRefusal.UNKNOWN_TOKENS] += len(blocks) - len(known)
         self._events += chained_runs(
             known.hashes,
             tier=tier,

@@ -112,10 +112,16 @@ class Transfer:
     """By rank, the copies of a load whose source it found to be corrupt; no rank that found none."""
     open_copies: int = 0
     """Copies `[0, open_copies)` whose pins are held; completion gives them back from the tail."""
+    is_watched: bool = False
+    """The host wants to know when all its pins are back."""
+    is_orphan: bool = False
+    """All who wanted it have left, and its copies go on."""
     is_hidden: bool = False
     """A load that has failed, and that others of the same sources may have followed."""
     since: float | None = None
     """When it came to the host, by the host's clock: the core knows none. Written once, by the host."""
+    ended: float | None = None
+    """When its copies ended, as far as the host knows, by its clock. Written by the host before it reports an end."""
 
     def __post_init__(self) -> None:
         self.open_copies = len(self.sources)
@@ -174,6 +180,8 @@ class InflightTable:
         "_transfers",
         "_was_used",
         "cold_blocks",
+        "orphan_blocks",
+        "returned",
         "watchers",
     )
 
@@ -186,6 +194,10 @@ class InflightTable:
         self._was_used = zeros(gpu_slots, np.bool_)
         self.cold_blocks = 0
         """Open copies whose sources were next to be evicted when they were planned."""
+        self.orphan_blocks = dict.fromkeys(Direction, 0)
+        """Open copies that go on although all who wanted them have left."""
+        self.returned: list[int] = []
+        """Watched transfers that have given all their pins back, until the host takes them."""
         self.watchers: list[ChangedHolders] = []
         """Each is told which transfers hold other slots than before, have come or have gone."""
 
@@ -239,6 +251,7 @@ class InflightTable:
         A hidden load may have been followed by another one of the same source, which keeps its mark.
         """
         transfer.open_copies = min(transfer.open_copies, start)
+        self.orphan_blocks[transfer.direction] -= stop - start if transfer.is_orphan else 0
         self.cold_blocks -= stop - start if transfer.use is SourceUse.COLD else 0
         self._tell(transfer)
         sources = transfer.sources[start:stop]
@@ -252,6 +265,8 @@ class InflightTable:
     def remove(self, transfer: Transfer) -> None:
         """Forget a transfer that has ended and whose sources are unmarked."""
         del self._transfers[transfer.transfer_id]
+        if transfer.is_watched:
+            self.returned.append(transfer.transfer_id)
         self._tell(transfer)
 
     def loading_ids(self, cpu_slots: SlotArray) -> IntArray:
@@ -278,6 +293,9 @@ class InflightTable:
     def join(self, transfer: Transfer, lease_id: int) -> None:
         """One more lease wants what is being copied."""
         transfer.waiters.add(lease_id)
+        if transfer.is_orphan:
+            transfer.is_orphan = False
+            self.orphan_blocks[transfer.direction] -= transfer.open_copies
         self._tell(transfer)
 
     def leave(self, transfer: Transfer, lease_id: int) -> None:
@@ -285,6 +303,9 @@ class InflightTable:
         transfer.waiters.discard(lease_id)
         if transfer.followers:
             transfer.followers = [follower for follower in transfer.followers if follower.lease_id != lease_id]
+        if not transfer.waiters and transfer.state is TransferState.SUBMITTED and not transfer.is_orphan:
+            transfer.is_orphan = True
+            self.orphan_blocks[transfer.direction] += transfer.open_copies
         self._tell(transfer)
 
     def _unmark_loading(self, transfer: Transfer, sources: SlotArray) -> None:

@@ -130,6 +130,7 @@ class LeaseRecord:
         "leaving",
         "length",
         "loaded",
+        "loaded_at",
         "opened_at",
         "publish_limit",
         "registered",
@@ -154,8 +155,7 @@ class LeaseRecord:
         epochs: Epochs,
         watchers: Sequence[ChangedHolders],
     ) -> None:
-        self.lease_id = lease_id
-        self.block_sizes = block_sizes
+        self.lease_id, self.block_sizes, self.epochs = lease_id, block_sizes, epochs
         self.request, self.keys = request, request.keys
         """Tokens known and their hashes; replaced by a copy of the lease's own before it grows."""
         self.state = LeaseState.HELD
@@ -163,6 +163,8 @@ class LeaseRecord:
         """L: tokens of the prefix that need no compute."""
         self.opened_at: float | None = None
         """When the host admitted it, by the host's clock: the core knows none. Written once, by the host."""
+        self.loaded_at: float | None = None
+        """When the last of its loads ended, by the host's clock; None where it is planned again after that."""
         self.tables: list[BlockTable] = []
         self.state_slots: dict[int, BlockTable] = {}
         """Per recurrent group: position 0 the working state, 1 the one being captured."""
@@ -194,7 +196,6 @@ class LeaseRecord:
         """Those that were made to wait for its loads: their kernels use its slots."""
         self.given_back = [0] * len(block_sizes)
         """Per group, blocks `[0, given_back)` are no longer held."""
-        self.epochs = epochs
 
     def _take_shares(self, groups: Sequence[GroupShare]) -> None:
         whole, owner, watchers = self.request.prompt_tokens + self.request.reserve_tokens, self.lease_id, self.watchers

@@ -29,6 +29,7 @@ from aiokv.core.admission import Admission
 from aiokv.core.attribution import find_sources
 from aiokv.core.block_table import ClaimSegment
 from aiokv.core.coverage import covered_range
+from aiokv.core.failed_loads import failed_masks, failed_positions, missing_masks, worst_outcome
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import FailedLoad, LeaseEvent, LeaseRecord, LeaseState
 from aiokv.core.lookup import find_residency
@@ -176,8 +177,9 @@ class Loads:
 
     def _notify(self, record: LeaseRecord, transfer: Transfer, *, outcome: Outcome) -> None:
         record.waiting.discard(transfer.transfer_id)
+        record.loaded_at = transfer.ended
         if outcome is not Outcome.OK:
-            positions = _failed_positions(record, transfer)
+            positions = failed_positions(record, transfer)
             record.failed.append(FailedLoad(group=transfer.group, positions=positions, outcome=outcome))
         if record.waiting:
             return
@@ -198,7 +200,7 @@ class Loads:
         """
         world = self._world
         self._admission.finish_naming(record)
-        failed = _failed_masks(record)
+        failed = failed_masks(record)
         residency = find_residency(
             world.geometry,
             record.keys,
@@ -207,7 +209,7 @@ class Loads:
             num_tokens=record.request.prompt_tokens,
             align=record.request.align,
             longest=record.length,
-            without=_missing_masks(record),
+            without=missing_masks(record),
         )
         plan = plan_acquire(
             world.geometry,
@@ -266,8 +268,7 @@ class Loads:
         """Pin and claim what the new prefix has and the old one had not; the tables are bound anew."""
         world = self._world
         world.pin_hits(np.concatenate([change.fresh_slots for change in changes]))
-        if world.cpu is not None:
-            world.cpu.pin(plan.load_sources)
+        world.pin_sources(plan.load_sources)
         world.gpu.claim(sum(change.claims for change in changes))
         self._rebind(record, plan, changes=changes)
 
@@ -279,7 +280,7 @@ class Loads:
 
     def _drop_failed(self, record: LeaseRecord) -> None:
         """Let go of targets that hold nothing: a lease that waits must not keep them from whom it waits for."""
-        for table, failed in zip(record.tables, _failed_masks(record), strict=True):
+        for table, failed in zip(record.tables, failed_masks(record), strict=True):
             self._world.take_back(record, table.take(np.flatnonzero(failed).astype(np.int64, copy=False))[::-1])
 
     def _rebind(self, record: LeaseRecord, plan: AcquirePlan, *, changes: list[PrefixChange]) -> None:
@@ -303,7 +304,7 @@ class Loads:
             arrived = (record.loaded[index] & ~failed[index])[: span.stop]
             record.loaded[index] = group.is_loaded | arrived
             record.registered[index] = plan.length // record.block_sizes[index]
-        world.counters.load_failed_tokens += record.length - plan.length
+        world.counters.load_failed_tokens[worst_outcome(record)] += record.length - plan.length
         record.length = record.confirmed = record.publish_limit = plan.length
         record.delivered = find_sources(
             world.geometry,
@@ -313,38 +314,10 @@ class Loads:
             covered=spans,
         ).hit
         record.replans += 1
+        record.loaded_at = None
         record.is_bare = False
         record.failed.clear()
         if not record.waiting:
             self._settle(record)
         elif record.state is LeaseState.HELD:
             record.advance(LeaseEvent.LOAD)
-
-
-def _failed_positions(record: LeaseRecord, transfer: Transfer) -> BoolArray:
-    """Which blocks of the prefix this load was to bring: a joined one may bring others as well."""
-    is_failed = np.zeros_like(record.loaded[transfer.group])
-    count = int(transfer.positions.searchsorted(len(is_failed)))
-    positions = transfer.positions[:count]
-    is_failed[positions] = record.tables[transfer.group].view()[positions] == transfer.bound_targets[:count]
-    return is_failed
-
-
-def _failed_masks(record: LeaseRecord) -> list[BoolArray]:
-    """Per group, over the blocks of the prefix: this position was in a load that failed; its target holds nothing."""
-    return _masks_of(record, record.failed)
-
-
-def _missing_masks(record: LeaseRecord) -> list[BoolArray]:
-    """Per group, over the blocks of the prefix: this position is not to be loaded again.
-
-    Where blocks were corrupt the index knows which: those have left it.
-    """
-    return _masks_of(record, [failed for failed in record.failed if failed.outcome is not Outcome.CORRUPT])
-
-
-def _masks_of(record: LeaseRecord, loads: list[FailedLoad]) -> list[BoolArray]:
-    masks = [np.zeros_like(loaded) for loaded in record.loaded]
-    for load in loads:
-        masks[load.group] |= load.positions
-    return masks

@@ -95,7 +95,27 @@ class Pool(PoolView):
         """Recency only: the evictable ones among `slots` (distinct) move to the recent end, in this order."""
         self.settle()
         queued = self._queue.is_queued(slots)
-        self._queue.renew(slots if is_all(queued) else slots[queued])
+        touched = slots if is_all(queued) else slots[queued]
+        self._queue.renew(touched)
+        self.ages.stamp(touched)
+
+    def note_tick(self, tick: int) -> None:
+        """It is later now, by the host's clock; what was let go of before was let go of then."""
+        self.settle()
+        self.ages.set_time(tick)
+
+    def note_use(self, slots: SlotArray) -> None:
+        """A request is about to pin these blocks, which it has hit."""
+        if not self.ages.is_on:
+            return
+        reuses, count = self.ages.reuses, len(slots)
+        if count < reuses.until_next:
+            reuses.until_next -= count
+            return
+        self.settle()
+        slot = reuses.pick(slots)
+        if not self._pins.item(slot):
+            self.ages.note_reuse(slot)
 
     def claim(self, n: int) -> None:
         """Promise `n` slots, to be named later; UsageError, nothing changed, if fewer are available."""
@@ -121,6 +141,7 @@ class Pool(PoolView):
         evicted = NOTHING_EVICTED
         if len(slots) < n:
             coldest = self._queue.pop(n - len(slots), scan_limit)
+            self._note_eviction(coldest)
             evicted = self._index.remove(coldest)
             slots = np.concatenate((slots, coldest)) if len(slots) else coldest
         self._pins[slots] = ONE_PIN
@@ -197,6 +218,16 @@ class Pool(PoolView):
     def warm(self, limit: int) -> int:
         """Touch the memory of the next `limit` index buckets (24 bytes each) early; returns how many are left."""
         return self._index.warm(limit)
+
+    def _note_eviction(self, slots: IntArray) -> None:
+        """These are being evicted; where some are stale they were forgotten before."""
+        if not self.ages.is_on:
+            return
+        evictions, count = self.ages.evictions, len(slots)
+        if count < evictions.until_next:
+            evictions.until_next -= count
+        elif not self._index.stale_count:
+            self.ages.note_eviction(evictions.pick(slots))
 
     def _lift(self, idle: IntArray) -> None:
         """Take slots without a pin out of the eviction queue. Raises as `pin` does."""

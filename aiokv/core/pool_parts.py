@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from aiokv.core.block_ages import BlockAges
 from aiokv.core.epoch_index import EpochIndex
 from aiokv.core.free_list import FreeList
 from aiokv.core.index import SlotIndex
@@ -42,7 +43,7 @@ class PoolParts:
 
     __slots__ = (
         "_books", "_capacity", "_claimed", "_cursor", "_first", "_free", "_index", "_late", "_late_count", "_pins",
-        "_quarantined", "_quarantined_count", "_queue", "_tier", "watchers",
+        "_quarantined", "_quarantined_count", "_queue", "_tier", "ages", "watchers",
     )  # fmt: skip
 
     def __init__(self, tier: Tier, *, capacity: int, first_slot: int = 0, index: SlotIndex | None = None) -> None:
@@ -59,6 +60,8 @@ class PoolParts:
         self._first = first_slot
         self._index = EpochIndex(size, index=index)
         self._queue = EvictionQueue(size)
+        self.ages = BlockAges(size)
+        """How long its blocks lie idle: read it, never write."""
         self._free = FreeList(first=first_slot, end=end)
         self._pins: NDArray[np.int32] = zeros(size, np.int32)
         self._quarantined: BoolArray = zeros(size, np.bool_)
@@ -110,7 +113,9 @@ class PoolParts:
     def _queue_idle(self, slots: IntArray, *, among: SlotArray) -> None:
         """The last pins of these `among` others went: those without a current key are free, the others are queued."""
         if len(slots):
-            self._queue.push(self._free_keyless(slots))
+            idle = self._free_keyless(slots)
+            self._queue.push(idle)
+            self.ages.stamp(idle)
         self._tell(among)
 
     def _free_keyless(self, slots: IntArray) -> IntArray:

@@ -68,29 +68,10 @@ class World:
     """Pools, tables, counters and queues of one cache."""
 
     __slots__ = (
-        "capacity_generation",
-        "counters",
-        "cpu",
-        "epochs",
-        "events",
-        "fences",
-        "geometry",
-        "gone_copies",
-        "gpu",
-        "gpu_moves",
-        "hints",
-        "identity",
-        "inflight",
-        "is_backend_lost",
-        "is_storing_shut",
-        "leases",
-        "lost_gpu_slots",
-        "outbox",
-        "slice_blocks",
-        "slices",
-        "watermark_blocks",
-        "world_size",
-    )
+        "capacity_generation", "counters", "cpu", "epochs", "events", "fences", "geometry", "gone_copies", "gpu",
+        "gpu_moves", "hints", "identity", "inflight", "is_backend_lost", "is_storing_shut", "leases", "lost_gpu_slots",
+        "outbox", "slice_blocks", "slices", "tick", "watermark_blocks", "world_size",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -115,7 +96,7 @@ class World:
         self.inflight = InflightTable(gpu_slots=gpu_blocks, cpu_slots=cpu_blocks)
         self.counters = Counters()
         self.fences = FenceBook(gpu_blocks)
-        self.events = EventLog(geometry, gpu_slots=gpu_blocks)
+        self.events = EventLog(geometry, gpu_slots=gpu_blocks, counters=self.counters)
         self.outbox = Outbox()
         self.slices = SliceQueue()
         self.watermark_blocks = int(self.gpu.capacity * watermark)
@@ -124,6 +105,7 @@ class World:
         """Grows whenever what is next to be evicted from the GPU may have changed, save by stores themselves."""
         self.gone_copies: deque[Evicted] = deque(maxlen=_GONE_BATCHES)
         """What was evicted from the CPU tier, or corrupt there, since the store policy last looked."""
+        self.tick = 0
         self.is_backend_lost = False
         self.is_storing_shut = False
         self.identity = object()
@@ -232,9 +214,22 @@ class World:
 
     def pin_hits(self, slots: SlotArray) -> None:
         """Hold resident GPU slots for a request that has hit them."""
+        self.gpu.note_use(slots)
         self.gpu.pin(slots)
         self.inflight.note_use(slots)
         self.hints.note_hits(slots)
+
+    def pin_sources(self, slots: SlotArray) -> None:
+        """Hold resident CPU slots for a load of a request that has hit them."""
+        if self.cpu is not None:
+            self.cpu.note_use(slots)
+            self.cpu.pin(slots)
+
+    def note_tick(self, tick: int) -> None:
+        """It is later now, by the host's clock."""
+        self.tick = tick
+        for pool in self.pools().values():
+            pool.note_tick(tick)
 
     def find_in_both(self, keys: DigestArray, group: int) -> FoundInBoth:
         """Where blocks are on the GPU, and on the CPU where they are not there, in one search; changes nothing."""

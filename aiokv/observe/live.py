@@ -14,7 +14,7 @@ from typing import Final, TypeVar, final
 
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.pinning import NOT_NEEDED, PinStatus
-from aiokv.observe import readers
+from aiokv.observe import pool_readers, readers, request_readers, transfer_readers
 from aiokv.observe.readers import Reading, View
 
 __all__ = [
@@ -159,10 +159,10 @@ def take_live(view: View, *, cells: int, uptime_s: float) -> LiveState:
         degraded=_name_degraded(view),
         is_accepting=view.facts.read_accepting(),
         tiers={tier: _take_tier(view, tier, cells=cells) for tier in view.capacities},
-        prompt_tokens=_sum_by_label(readers.read_prompt_tokens(view)),
+        prompt_tokens=_sum_by_label(request_readers.read_prompt_tokens(view)),
         transfers=_take_transfers(view),
         leases=_take_leases(view),
-        evictions={Tier(tier): blocks for tier, blocks in _sum_by_label(readers.read_evictions(view)).items()},
+        evictions={Tier(tier): blocks for tier, blocks in _sum_by_label(pool_readers.read_evictions(view)).items()},
     )
 
 
@@ -183,11 +183,11 @@ def _take_tier(view: View, tier: Tier, *, cells: int) -> LiveTier:
 
 
 def _take_transfers(view: View) -> dict[Direction, LiveTransfers]:
-    queued = _sum_by_label(readers.read_queue_blocks(view))
-    running = _sum_by_label(readers.read_inflight_blocks(view))
-    size = _sum_by_label(readers.read_transfer_bytes(view))
+    queued = _sum_by_label(transfer_readers.read_queue_blocks(view))
+    running = _sum_by_label(transfer_readers.read_inflight_blocks(view))
+    size = _sum_by_label(transfer_readers.read_transfer_bytes(view))
     ended: dict[str, dict[str, int]] = {direction.value: {} for direction in view.directions}
-    for reading in readers.read_transfer_blocks(view):
+    for reading in transfer_readers.read_transfer_blocks(view):
         direction, outcome = reading.labels
         ended[direction][outcome] = _whole(reading)
     return {
@@ -202,7 +202,7 @@ def _take_transfers(view: View) -> dict[Direction, LiveTransfers]:
 
 
 def _take_leases(view: View) -> LiveLeases:
-    by_state = _sum_by_label(readers.read_leases(view))
+    by_state = _sum_by_label(request_readers.read_leases(view))
     return LiveLeases(
         active=by_state["active"],
         overdue=by_state["overdue"],

@@ -66,13 +66,16 @@ class Subscription:
 
 @final
 class Publisher:
-    """Hands events to every open subscription; an abandoned one is forgotten. Used from the loop's thread only."""
+    """Hands events to every open subscription; an abandoned one is forgotten. Used from the loop's thread only, save
+    where it says otherwise."""
 
-    __slots__ = ("_is_closed", "_subscriptions")
+    __slots__ = ("_is_closed", "_references", "_subscriptions")
 
     def __init__(self) -> None:
         self._is_closed = False
         self._subscriptions: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._references: tuple[weakref.ref[Subscription], ...] = ()
+        """The same for other threads: replaced, never changed."""
 
     @property
     def has_subscribers(self) -> bool:
@@ -90,10 +93,12 @@ class Publisher:
             subscription.end()
         else:
             self._subscriptions.add(subscription)
+            self._note_change()
 
     def remove(self, subscription: Subscription) -> None:
         """Deliver no more to it. Idempotent."""
         self._subscriptions.discard(subscription)
+        self._note_change()
 
     def close(self) -> None:
         """End every subscription after what it still holds."""
@@ -101,3 +106,12 @@ class Publisher:
         for subscription in tuple(self._subscriptions):
             subscription.end()
         self._subscriptions.clear()
+        self._note_change()
+
+    def longest_backlog(self) -> int:
+        """Events that the slowest subscriber has not taken; any thread may ask."""
+        listening = (reference() for reference in self._references)
+        return max((len(subscription) for subscription in listening if subscription is not None), default=0)
+
+    def _note_change(self) -> None:
+        self._references = tuple(map(weakref.ref, self._subscriptions))

@@ -9,24 +9,31 @@ Rules
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import final
 
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Source
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.pinning import NOT_NEEDED, PinState, PinStatus
-from aiokv.observe.checks import COPY_ENDS, count_in_flight
 from aiokv.observe.ledger import Ledger
 from aiokv.observe.stats import Degradation, Histogram, Invariant, Stats
 
-__all__ = ["Buckets", "Reading", "RuntimeFacts", "ScrapeFaults", "View"]
-
-RUN_BOUNDS: Final = (0, 1, 2, 4, 8, 16, 32, 63)
-"""Upper bounds in switches; the core counts 64 and more as 64."""
-_READ_TRIES: Final = 5
+__all__ = [
+    "Buckets",
+    "Reading",
+    "RuntimeFacts",
+    "ScrapeFaults",
+    "View",
+    "read_accounting_errors",
+    "read_build_info",
+    "read_degraded",
+    "read_event_queue",
+    "read_events_dropped",
+    "read_events_published",
+    "read_events_rejected",
+    "take",
+]
 
 
 @final
@@ -44,6 +51,10 @@ class RuntimeFacts:
     """Whether requests are let in, at the moment; any thread may ask."""
     read_waiting: Callable[[], int] = lambda: 0
     """How many requests wait in line for capacity; any thread may ask."""
+    bridge: str = "poll"
+    """How the runtime learns that copies have ended."""
+    read_event_queue: Callable[[], int] = lambda: 0
+    """How many cache events the slowest subscriber has not taken, at the moment; any thread may ask."""
 
 
 @final
@@ -95,221 +106,6 @@ class View:
         return tuple(Direction) if Tier.CPU in self.capacities else ()
 
 
-# Requests.
-
-
-def read_prompt_tokens(view: View) -> Iterable[Reading]:
-    """Written once per request, by source (law 7)."""
-    for (source, phase), tokens in view.core.counters.prompt_tokens.items():
-        if source is not Source.CPU or Tier.CPU in view.capacities:
-            yield Reading((source.value, phase.value), tokens)
-
-
-def read_lookups(view: View) -> Iterable[Reading]:
-    """Every admission attempt that looked at the indexes."""
-    for result, count in view.core.counters.lookups.items():
-        yield Reading((result.value,), count)
-
-
-def read_lookup_duration(view: View) -> Iterable[Reading]:
-    """The loop's time in one attempt."""
-    yield Reading((), _take(view.stats.lookup_seconds))
-
-
-def read_interleaved_runs(view: View) -> Iterable[Reading]:
-    """Switches between the tiers, one observation per admitted request."""
-    if Tier.CPU not in view.capacities:
-        return
-    counts = [0] * (len(RUN_BOUNDS) + 1)
-    total = 0
-    for switches, requests in view.core.counters.interleaved_runs.items():
-        counts[bisect_left(RUN_BOUNDS, switches)] += requests
-        total += switches * requests
-    yield Reading((), Buckets(RUN_BOUNDS, tuple(counts), total))
-
-
-def read_load_failed_tokens(view: View) -> Iterable[Reading]:
-    """Only the CPU tier can promise and fail."""
-    if Tier.CPU in view.capacities:
-        yield Reading((Source.CPU.value,), view.core.counters.load_failed_tokens)
-
-
-def read_truncated_tokens(view: View) -> Iterable[Reading]:
-    """Written, then given up."""
-    yield Reading((), view.core.counters.truncated_tokens)
-
-
-def read_cancellations(view: View) -> Iterable[Reading]:
-    """Cancelled and timed out requests, by what they waited for."""
-    for stage, count in view.stats.cancellations.items():
-        yield Reading((stage.value,), count)
-
-
-# Transfers.
-
-
-def read_transfer_bytes(view: View) -> Iterable[Reading]:
-    """Bytes that arrived."""
-    for direction in view.directions:
-        yield Reading((direction.value,), view.stats.transfer_bytes[direction])
-
-
-def read_transfer_blocks(view: View) -> Iterable[Reading]:
-    """Blocks whose copy has ended."""
-    for direction in view.directions:
-        for outcome in COPY_ENDS:
-            blocks = view.core.counters.transferred_blocks[direction, outcome]
-            yield Reading((direction.value, outcome.value), blocks)
-
-
-def read_submitted_blocks(view: View) -> Iterable[Reading]:
-    """Blocks handed to the backend."""
-    for direction in view.directions:
-        yield Reading((direction.value,), view.core.counters.submitted_blocks[direction])
-
-
-def read_transfer_duration(view: View) -> Iterable[Reading]:
-    """Submission to completion seen."""
-    for direction in view.directions:
-        yield Reading((direction.value,), _take(view.stats.transfer_seconds[direction]))
-
-
-def read_queue_wait(view: View) -> Iterable[Reading]:
-    """Ready to submitted."""
-    for direction in view.directions:
-        yield Reading((direction.value,), _take(view.stats.queue_wait_seconds[direction]))
-
-
-def read_queue_blocks(view: View) -> Iterable[Reading]:
-    """Waiting for room in their stream."""
-    for direction in view.directions:
-        yield Reading((direction.value,), view.stats.queued_blocks[direction])
-
-
-def read_inflight_blocks(view: View) -> Iterable[Reading]:
-    """Submitted and not ended."""
-    for direction in view.directions:
-        yield Reading((direction.value,), count_in_flight(view.core.counters, direction))
-
-
-def read_rank_reports(view: View) -> Iterable[Reading]:
-    """Once per rank and transfer."""
-    if view.directions:
-        for outcome, reports in view.core.counters.rank_reports.items():
-            yield Reading((outcome.value,), reports)
-
-
-def read_partly_reported(view: View) -> Iterable[Reading]:
-    """Waiting for the slower ranks."""
-    if view.directions:
-        yield Reading((), view.core.partly_reported)
-
-
-def read_bridge_polls(view: View) -> Iterable[Reading]:
-    """Looks at device events."""
-    for result, polls in view.stats.polls.items():
-        yield Reading((result.value,), polls)
-
-
-# Pools.
-
-
-def read_pool_blocks(view: View) -> Iterable[Reading]:
-    """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
-    pools = view.core.peek.pools()
-    for tier, capacity in view.capacities.items():
-        states = pools[tier].by_state()
-        states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]
-        for state, blocks in states.items():
-            yield Reading((tier.value, state), blocks)
-
-
-def read_pool_capacity(view: View) -> Iterable[Reading]:
-    """Usable slots times what lies behind one."""
-    for tier, capacity in view.capacities.items():
-        if slot_bytes := view.facts.slot_bytes.get(tier, 0):
-            yield Reading((tier.value,), capacity * slot_bytes)
-
-
-def read_pinned_bytes(view: View) -> Iterable[Reading]:
-    """Only a CPU tier has an arena to register."""
-    if Tier.CPU in view.capacities:
-        yield Reading((), view.facts.read_pinning().registered_bytes)
-
-
-def read_evictions(view: View) -> Iterable[Reading]:
-    """Blocks that are not findable any more."""
-    for (tier, reason), blocks in view.core.counters.evicted_blocks.items():
-        if tier in view.capacities:
-            yield Reading((tier.value, reason.value), blocks)
-
-
-def read_store_skips(view: View) -> Iterable[Reading]:
-    """Blocks offered to the CPU tier and not copied."""
-    if Tier.CPU in view.capacities:
-        for reason, blocks in view.core.counters.store_skipped_blocks.items():
-            yield Reading((reason.value,), blocks)
-
-
-def read_corrupt_blocks(view: View) -> Iterable[Reading]:
-    """Blocks whose bytes had changed."""
-    if Tier.CPU in view.capacities:
-        yield Reading((), view.core.counters.corrupt_blocks)
-
-
-def read_alloc_failures(view: View) -> Iterable[Reading]:
-    """Requests that had to wait for GPU slots; what the CPU pool lacks is a skipped store."""
-    for reason, count in view.core.counters.alloc_failures.items():
-        yield Reading((Tier.GPU.value, reason.value), count)
-
-
-# Leases.
-
-
-def read_leases_opened(view: View) -> Iterable[Reading]:
-    """Admitted requests."""
-    yield Reading((), view.core.counters.leases_opened)
-
-
-def read_forks(view: View) -> Iterable[Reading]:
-    """Admitted with what another lease holds."""
-    yield Reading((), view.core.counters.forks)
-
-
-def read_leases_closed(view: View) -> Iterable[Reading]:
-    """By the way they ended."""
-    for how, count in view.core.counters.leases_closed.items():
-        yield Reading((how.value,), count)
-
-
-def read_leases(view: View) -> Iterable[Reading]:
-    """Those that hold blocks; all are read before the overdue ones, of which none is new."""
-    live = view.core.live_leases
-    overdue = view.stats.overdue_leases
-    yield Reading(("active",), live - overdue)
-    yield Reading(("overdue",), overdue)
-
-
-def read_oldest_lease(view: View) -> Iterable[Reading]:
-    """The first entry is the oldest one; 0 without leases."""
-    opened_at = view.stats.opened_at
-    for _ in range(_READ_TRIES):
-        try:
-            oldest = next(iter(opened_at.values()), view.now)
-        except RuntimeError:  # the loop's thread opened or closed a lease between the two calls
-            continue
-        yield Reading((), max(view.now - oldest, 0.0))
-        return
-
-
-def read_lease_duration(view: View) -> Iterable[Reading]:
-    """Admission to given back."""
-    yield Reading((), _take(view.stats.lease_seconds))
-
-
-# The whole.
-
-
 def read_accounting_errors(view: View) -> Iterable[Reading]:
     """What the loop's thread found, and what the scrapes found."""
     found = dict(view.stats.violations)
@@ -327,12 +123,24 @@ def read_degraded(view: View) -> Iterable[Reading]:
 
 def read_events_published(view: View) -> Iterable[Reading]:
     """Cache events handed to subscribers, each counted once."""
-    yield Reading((), view.stats.events_published)
+    for kind, events in view.stats.events_published.items():
+        yield Reading((kind.value,), events)
 
 
 def read_events_dropped(view: View) -> Iterable[Reading]:
     """Cache events that slow subscribers missed."""
     yield Reading((), view.stats.events_dropped)
+
+
+def read_events_rejected(view: View) -> Iterable[Reading]:
+    """What no event could be made of."""
+    for reason, blocks in view.core.counters.events_refused.items():
+        yield Reading((reason.value,), blocks)
+
+
+def read_event_queue(view: View) -> Iterable[Reading]:
+    """How far the slowest subscriber is behind."""
+    yield Reading((), view.facts.read_event_queue())
 
 
 def read_build_info(view: View) -> Iterable[Reading]:
@@ -341,5 +149,6 @@ def read_build_info(view: View) -> Iterable[Reading]:
     yield Reading((view.facts.version, view.facts.backend, tokens), 1)
 
 
-def _take(histogram: Histogram) -> Buckets:
+def take(histogram: Histogram) -> Buckets:
+    """A histogram as it is now."""
     return Buckets(histogram.bounds, tuple(histogram.counts), histogram.total)

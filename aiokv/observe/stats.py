@@ -10,14 +10,18 @@ from bisect import bisect_left
 from enum import Enum
 from typing import Final, final
 
+from aiokv.model.events import BlockRemoved, BlockStored, CacheEvent, TierCleared
 from aiokv.model.ids import Direction, KeyEnum
 
 __all__ = [
+    "EVENT_KINDS",
     "LEASE_BUCKETS",
     "STEP_BUCKETS",
     "TRANSFER_BUCKETS",
+    "WAKE_BUCKETS",
     "CancelStage",
     "Degradation",
+    "EventKind",
     "Histogram",
     "Invariant",
     "Polls",
@@ -30,6 +34,8 @@ LEASE_BUCKETS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0
 """Seconds a request holds its blocks."""
 STEP_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1, 1.0)
 """Seconds of one synchronous step."""
+WAKE_BUCKETS: Final = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 1.0)
+"""Seconds until somebody goes on."""
 
 
 class Polls(KeyEnum):
@@ -42,8 +48,25 @@ class Polls(KeyEnum):
 class CancelStage(Enum):
     """What a request was waiting for when it was cancelled or timed out."""
 
+    LOOKUP = "lookup"
+    """Its prompt was being hashed and looked up."""
     QUEUED = "queued"
     INFLIGHT = "inflight"
+
+
+class EventKind(KeyEnum):
+    """Kinds of cache events."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+
+
+EVENT_KINDS: Final[dict[type[CacheEvent], EventKind]] = {
+    BlockStored: EventKind.STORED,
+    BlockRemoved: EventKind.REMOVED,
+    TierCleared: EventKind.CLEARED,
+}
 
 
 class Degradation(Enum):
@@ -97,10 +120,12 @@ class Stats:
     __slots__ = (
         "cancellations",
         "check_due",
+        "cleanup_seconds",
         "events_dropped",
         "events_published",
         "lease_seconds",
         "lookup_seconds",
+        "loop_lag_seconds",
         "opened_at",
         "overdue_leases",
         "polls",
@@ -109,6 +134,7 @@ class Stats:
         "transfer_bytes",
         "transfer_seconds",
         "violations",
+        "wake_seconds",
     )
 
     def __init__(self) -> None:
@@ -122,6 +148,13 @@ class Stats:
         """Blocks that wait for their stream now; those nobody wants any more count until it is their turn."""
         self.lookup_seconds = Histogram(STEP_BUCKETS)
         """One admission attempt: lookup, plan, pin."""
+        self.wake_seconds = Histogram(WAKE_BUCKETS)
+        """From the end of a request's last load, as the bridge knows it, until the coroutine that awaits it goes on."""
+        self.loop_lag_seconds = Histogram(WAKE_BUCKETS)
+        """How late the loop ran what it was asked to run in its next turn, or at a time. Measured by the work that
+        there is anyway: an idle loop is woken by nobody."""
+        self.cleanup_seconds = Histogram(TRANSFER_BUCKETS)
+        """From a cancellation until the request's pins, and those of its copies, were back."""
         self.lease_seconds = Histogram(LEASE_BUCKETS)
         """From admission until everything was given back."""
         self.opened_at: dict[int, float] = {}
@@ -130,7 +163,7 @@ class Stats:
         """Open leases that are older than the configured limit."""
         self.polls = dict.fromkeys(Polls, 0)
         self.cancellations = dict.fromkeys(CancelStage, 0)
-        self.events_published = 0
+        self.events_published = dict.fromkeys(EventKind, 0)
         self.events_dropped = 0
         self.check_due = False
         """A scrape asks the loop's thread to look at the invariants, between two steps of its own."""

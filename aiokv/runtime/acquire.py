@@ -16,6 +16,7 @@ from aiokv.errors import UsageError
 from aiokv.model.keys import BlockKeys
 from aiokv.model.numbers import is_whole
 from aiokv.model.plan import Deferred
+from aiokv.observe.stats import CancelStage
 from aiokv.runtime.arguments import Prompt, check_name, check_whole
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import Entry
@@ -105,11 +106,20 @@ class Ticket:
 
     async def admit(self) -> Lease:
         """Hash, wait in line, be granted: the lease is pinned and reserved, its loads are running."""
-        return await self._entry.admit(await self._hashed(), deadline=self._due)
+        return await self._entry.admit(await self._looked_up(), deadline=self._due)
 
     async def acquire(self) -> Lease:
         """`admit`, then wait until the loads have ended."""
-        return await self._entry.acquire(await self._hashed(), deadline=self._due)
+        return await self._entry.acquire(await self._looked_up(), deadline=self._due)
+
+    async def _looked_up(self) -> AcquireRequest:
+        try:
+            request = await self._hashed()
+            await foresee(self._core, request.keys)
+        except BaseException as error:
+            self._entry.count_cancellation(error, stage=CancelStage.LOOKUP)
+            raise
+        return request
 
     async def _hashed(self) -> AcquireRequest:
         keys = self._intake.token_ids
@@ -120,9 +130,7 @@ class Ticket:
             keys = await prepare_keys(
                 keys, hash_block_size=self._core.geometry.hash_block_size, **self._intake.identity
             )
-        request = self._request(keys)
-        await foresee(self._core, request.keys)
-        return request
+        return self._request(keys)
 
     def _request(self, keys: BlockKeys) -> AcquireRequest:
         return self._intake.request(keys, hash_block_size=self._core.geometry.hash_block_size)

@@ -86,6 +86,8 @@ def describe_runtime(offloader: Offloader, layout: Layout) -> RuntimeFacts:
         read_pinning=lambda: offloader.backend.pinning.status,
         read_accepting=lambda: offloader.is_accepting,
         read_waiting=lambda: len(offloader.queue),
+        bridge=offloader.backend.wake_mode.value,
+        read_event_queue=offloader.publisher.longest_backlog,
     )
 
 

@@ -75,17 +75,19 @@ class Bridge:
         "_loop",
         "_misses",
         "_pending_ring",
+        "_rung_at",
         "_running_at",
         "_stats",
         "_streams",
         "_timer",
+        "ended_at",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, wake_mode: WakeMode, stats: Stats) -> None:
         self._loop = loop
         self._stats = stats
         self._streams: dict[Direction, deque[Watched]] = {direction: deque() for direction in Direction}
-        self._timer = make_timer(loop, self._tick) if wake_mode is WakeMode.POLL else None
+        self._timer = make_timer(loop, self._alarm) if wake_mode is WakeMode.POLL else None
         self._pending_ring: asyncio.Handle | None = None
         self._alarm_at = math.inf
         """When the timer goes off, by the monotonic clock."""
@@ -95,6 +97,11 @@ class Bridge:
         """How long it should take."""
         self._running_at = dict.fromkeys(Direction, -math.inf)
         """When it was last seen to be running."""
+        self._rung_at = -math.inf
+        """When the doorbell rang, for what the next look finds."""
+        self.ended_at = -math.inf
+        """When the event ended whose end is being told, as far as is known: the doorbell rang, or when a head that is
+        asked now and then must have ended. Read it, never write."""
         self._misses = 0
         self._is_paused = False
         self._is_closed = False
@@ -120,9 +127,9 @@ class Bridge:
 
     def ring(self) -> None:
         """Something may have ended: look in the loop's next turn."""
-        is_deaf = self._is_paused or self._is_closed or self._loop.is_closed()
-        if self._pending_ring is None and not is_deaf:
-            self._pending_ring = self._loop.call_soon(self._tick)
+        if self._pending_ring is None:
+            self._rung_at = time.monotonic()
+            self._look_soon()
 
     def pause(self) -> None:
         """Ask no event until `resume`."""
@@ -137,6 +144,7 @@ class Bridge:
 
     def poll(self) -> bool:
         """Ask the heads now, without the loop; True if anything ended. For closing after the loop has gone."""
+        self._rung_at = time.monotonic()
         return self._end_heads(budget=math.inf).ended > 0
 
     def close(self) -> None:
@@ -146,6 +154,17 @@ class Bridge:
         if self._timer is not None:
             self._timer.close()
             self._timer = None
+
+    def _look_soon(self) -> None:
+        is_deaf = self._is_paused or self._is_closed or self._loop.is_closed()
+        if self._pending_ring is None and not is_deaf:
+            self._pending_ring = self._loop.call_soon(self._tick)
+
+    def _alarm(self) -> None:
+        """The timer went off. One that nobody waits for any more, as all was asked before, is no lag."""
+        if self._alarm_at < math.inf:
+            self._stats.loop_lag_seconds.observe(time.monotonic() - self._alarm_at)
+        self._tick()
 
     def _tick(self) -> None:
         self._pending_ring = None
@@ -157,7 +176,7 @@ class Bridge:
         if not self.in_flight or self._is_paused:
             return
         if is_full:
-            self.ring()
+            self._look_soon()
         elif ended:
             self._misses = 0
             self._arm(self._first_delay())
@@ -185,6 +204,7 @@ class Bridge:
                 self._begun_at[direction] = self._find_end(direction)
                 if stream:
                     self._expected_s[direction] = _estimate(stream[0])
+                self.ended_at = self._rung_at if self._timer is None else self._begun_at[direction]
                 watched.on_end(status, detail)
         return _Look(ended, is_full=False)
 

@@ -82,7 +82,7 @@ class Entry:
                 on_leave=self._offloader.serve_soon,
             )
         except BaseException as error:
-            self._count_cancellation(error, stage=CancelStage.QUEUED)
+            self.count_cancellation(error, stage=CancelStage.QUEUED)
             raise
 
     async def acquire(self, request: AcquireRequest, *, deadline: Deadline) -> Lease:
@@ -93,19 +93,20 @@ class Entry:
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._count_cancellation(error, stage=CancelStage.INFLIGHT)
+            self.count_cancellation(error, stage=CancelStage.INFLIGHT)
             lease.close(Closing.CANCELLED)
             raise
         return lease
+
+    def count_cancellation(self, error: BaseException, *, stage: CancelStage) -> None:
+        """A wait has ended so; what is no cancellation and no timeout is not counted."""
+        if isinstance(error, asyncio.CancelledError | AcquireTimeout):
+            self._offloader.stats.cancellations[stage] += 1
 
     def _wrapped(self, attempt: Callable[[], LeaseRecord | Deferred]) -> Lease | Deferred:
         tracing = self._offloader.tracing
         result = attempt() if tracing is None else tracing.attempt(attempt, request=self._span)
         return result if isinstance(result, Deferred) else self._make_lease(self._offloader, result)
-
-    def _count_cancellation(self, error: BaseException, *, stage: CancelStage) -> None:
-        if isinstance(error, asyncio.CancelledError | AcquireTimeout):
-            self._offloader.stats.cancellations[stage] += 1
 
 
 @final

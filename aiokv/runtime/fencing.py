@@ -6,13 +6,15 @@ Rules
   copy is handed over: once for all that a turn has promised on one stream.
 - While a stream is being captured nothing can be recorded on it: promises are kept later then, and copies wait.
 - An exit never fails for want of a fence. A backend that cannot record one counts as lost: nothing is copied any more,
-  so nothing can overtake what still runs.
+  so nothing can overtake what still runs. So does one that refuses a stream for longer than `PATIENCE_S`: an engine may
+  have destroyed it, and copies would wait for ever.
 - Where the backend needs no fences nothing is recorded, and nothing is asked.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final, final
 
@@ -21,26 +23,30 @@ from aiokv.core.cache import CacheState
 from aiokv.core.fences import Fence
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord
-from aiokv.errors import ConfigError, UsageError
+from aiokv.errors import ConfigError, StreamCaptured, UsageError
 from aiokv.model.ids import Tier
 
-__all__ = ["RETRY_S", "ComputeStream", "Fencing"]
+__all__ = ["PATIENCE_S", "RETRY_S", "ComputeStream", "Fencing"]
 
 _log = logging.getLogger(__name__)
 
 RETRY_S: Final = 2e-3
-"""How often what could not be recorded because of a capture is tried again."""
+"""How often what could not be recorded is tried again."""
+
+PATIENCE_S: Final = 5.0
+"""How long a stream may be refused that is not being captured."""
 
 
 @final
 class ComputeStream:
     """The engine's stream as it was configured: one, or whatever a callable says it is now."""
 
-    __slots__ = ("_find", "_last")
+    __slots__ = ("_find", "_is_failing", "_last")
 
     def __init__(self, stream: object) -> None:
         self._find: Callable[[], object] | None = stream if callable(stream) else None
         self._last = None if callable(stream) else stream
+        self._is_failing = False
 
     @property
     def is_given(self) -> bool:
@@ -48,20 +54,29 @@ class ComputeStream:
         return self._find is not None or self._last is not None
 
     def current(self) -> object:
-        """The stream; of a callable that fails, which an exit must survive, the last one that it named."""
+        """The stream; of a callable that fails or names none, which an exit must survive, the last one it named."""
         if self._find is not None:
             try:
-                self._last = self._find()
+                found = self._find()
+                if found is None:
+                    raise UsageError("it has named no stream")
+                self._last, self._is_failing = found, False
             except Exception:
-                _log.exception("compute_stream() failed; the last stream that it named is used")
+                self._note_failure()
         return self._last
+
+    def _note_failure(self) -> None:
+        """Said once, until it works again: each lease that ends asks."""
+        if not self._is_failing:
+            self._is_failing = True
+            _log.exception("compute_stream() failed; the last stream that it named is used")
 
 
 @final
 class Fencing:
     """Records the fences of one cache at its backend."""
 
-    __slots__ = ("_backend", "_book", "_compute", "_core")
+    __slots__ = ("_backend", "_book", "_compute", "_core", "_is_lost", "_refused_at")
 
     def __init__(self, core: CacheState, *, backend: Backend, compute: ComputeStream) -> None:
         """`ConfigError` where fences are needed and there is no stream to take them from."""
@@ -69,6 +84,9 @@ class Fencing:
         self._book = core.fences
         self._backend = backend
         self._compute = compute
+        self._refused_at: float | None = None
+        """Since when a stream is refused."""
+        self._is_lost = False
         if backend.needs_fences and not compute.is_given:
             raise ConfigError(
                 f"backend {backend.name!r} needs RuntimeConfig(compute_stream=...): the engine's stream, or a callable "
@@ -89,13 +107,13 @@ class Fencing:
                 raise ConfigError(f"compute_stream cannot be used: {error}") from error
 
     def check_stream(self, stream: object) -> None:
-        """`UsageError` for what the backend takes for no stream, and for one that is being captured."""
+        """`UsageError` for what the backend takes for no stream, `StreamCaptured` for one that is being captured."""
         self._backend.fence(stream)
 
     def record(self, stream: object) -> Fence | None:
         """A fence of `stream` (None: the compute stream) now; None where the backend has nothing to wait for.
 
-        `UsageError` on a stream that is being captured.
+        `UsageError` for what is no stream, `StreamCaptured` for one that is being captured.
         """
         if stream is None:
             stream = self._compute.current()
@@ -122,12 +140,14 @@ class Fencing:
             return True
         try:
             self._book.keep_promises(self._record)
-        except UsageError:
+        except StreamCaptured:
+            self._refused_at = None
             return False
-        except Exception:
-            _log.exception("no fence can be recorded: the backend is lost, blocks are no longer copied between tiers")
-            self._core.lose_backend()
-            self._book.forget_all()
+        except Exception as error:
+            if isinstance(error, UsageError) and not self._is_lost and self._may_still_answer():
+                return False
+            self._lose()
+        self._refused_at = None
         return True
 
     def find_waits(self, transfer: Transfer) -> tuple[object, ...] | None:
@@ -139,6 +159,20 @@ class Fencing:
         """`stream` waits for what other streams still do with the slots of a lease."""
         for fence in self._book.find_waits(record.held_slots(), beside=stream):
             self._backend.wait(stream, fence.mark)
+
+    def _may_still_answer(self) -> bool:
+        """Whether a stream that is refused is to be asked again."""
+        now = time.monotonic()
+        self._refused_at = now if self._refused_at is None else self._refused_at
+        return now - self._refused_at <= PATIENCE_S
+
+    def _lose(self) -> None:
+        """Nothing is copied any more; said once, since leases go on to end."""
+        if not self._is_lost:
+            self._is_lost = True
+            _log.exception("no fence can be recorded: the backend is lost, blocks are no longer copied between tiers")
+        self._core.lose_backend()
+        self._book.forget_all()
 
     def _record(self, stream: object) -> object | None:
         """A new fence, at the backend; those that were passed are forgotten on the occasion."""

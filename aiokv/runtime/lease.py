@@ -260,6 +260,7 @@ class Lease:
                 await deadline.wait(future)
             finally:
                 self._offloader.notices.forget(self._record, settled)
+            self._offloader.note_wake(self._record)
         self._check_open()
         await name_in_slices(self._offloader, self._record)
         self._check_open()

@@ -23,13 +23,14 @@ from aiokv.backends.base import Backend, WakeMode
 from aiokv.core.cache import CacheState
 from aiokv.core.counters import Closing, HintClosing
 from aiokv.core.hint_table import HintState
-from aiokv.core.lease_table import AcquireRequest, LeaseRecord
+from aiokv.core.lease_table import AcquireRequest, LeaseRecord, LeaseState
 from aiokv.errors import UsageError
 from aiokv.model.plan import Deferred
 from aiokv.observe.checks import check_invariants
 from aiokv.observe.publisher import Publisher, Subscription
-from aiokv.observe.stats import Stats
+from aiokv.observe.stats import EVENT_KINDS, Stats
 from aiokv.runtime.bridge import Bridge
+from aiokv.runtime.cleanups import Cleanups
 from aiokv.runtime.fencing import Fencing
 from aiokv.runtime.leaks import LeakBox, warn_later
 from aiokv.runtime.lease_clock import LeaseClock
@@ -51,9 +52,9 @@ class Offloader:
     """Drives one `CacheState` from one event loop."""
 
     __slots__ = (
-        "_drained", "_events", "_fences", "_is_detached", "_is_open", "_outbox", "_owner", "_quiet", "_scheduled",
-        "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop", "notices", "outlet",
-        "publisher", "queue", "stats", "tracing", "transfers",
+        "_cleanups", "_drained", "_events", "_fences", "_is_detached", "_is_open", "_meters", "_outbox", "_owner",
+        "_quiet", "_scheduled", "_seen_generation", "backend", "bridge", "clock", "core", "fencing", "leaks", "loop",
+        "notices", "outlet", "publisher", "queue", "stats", "tracing", "transfers",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +85,8 @@ class Offloader:
         self.leaks = LeakBox(loop, on_leak=self.collect_leaks)
         self._owner = Owner(loop)
         self._events = core.events
+        self._meters = core.meters
+        self._cleanups = Cleanups(core.meters, histogram=stats.cleanup_seconds)
         self._outbox = core.outbox
         self._fences = core.fences
         self._is_open = True
@@ -145,6 +148,7 @@ class Offloader:
 
     def try_admission(self, attempt: Callable[[], LeaseRecord | Deferred]) -> LeaseRecord | Deferred:
         """Make one attempt, which is timed, and carry out what follows from it."""
+        self._meters.note_time(time.monotonic())
         started = time.perf_counter()
         result = attempt()
         self.stats.lookup_seconds.observe(time.perf_counter() - started)
@@ -157,12 +161,22 @@ class Offloader:
         """Give a lease back behind a fence, by the way it ended; whoever waits for it is told."""
         fence = self.fencing.promise_end(record, after)
         self.clock.closed(record)
+        now = time.monotonic()
+        self._meters.note_time(now)
         if how in (Closing.FINISHED, Closing.PREEMPTED):
             self.core.finish(record, how=how, after=fence)
         else:
+            copies = record.waiting | record.storing
             self.core.release(record, how=how, after=fence)
+            if how is Closing.CANCELLED:
+                self._cleanups.begin(copies, since=now)
         self.notices.closed(record.lease_id)
         self.progress()
+
+    def note_wake(self, record: LeaseRecord) -> None:
+        """A coroutine goes on that has awaited the loads of this lease."""
+        if record.loaded_at is not None and record.state is LeaseState.READY:
+            self.stats.wake_seconds.observe(time.monotonic() - record.loaded_at)
 
     def collect_leaks(self) -> None:
         """Give back what garbage collected leases and hints held, and say so in a turn of its own."""
@@ -210,6 +224,8 @@ class Offloader:
             self._publish()
         if core.has_work:
             self._go_on()
+        if self._meters.have_returned:
+            self._cleanups.end_copies()
         if core.capacity_generation != self._seen_generation:
             self._note_capacity()
         if self.stats.check_due:
@@ -238,7 +254,7 @@ class Offloader:
         """Run `step` in the loop's next turn, once however often it is asked for; False in a loop that has ended."""
         is_turning = not self._is_detached and not self.loop.is_closed()
         if is_turning and step not in self._scheduled:
-            self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step)
+            self._scheduled[step] = self.loop.call_soon(self._run_scheduled, step, time.monotonic())
         return is_turning
 
     def serve_soon(self) -> None:
@@ -306,12 +322,14 @@ class Offloader:
     def _publish(self) -> None:
         """Hand on the events of this step; record more of them only while somebody listens."""
         events = self.core.events.take()
-        self.stats.events_published += len(events)
+        for event in events:
+            self.stats.events_published[EVENT_KINDS[type(event)]] += 1
         self.stats.events_dropped += self.publisher.publish(events)
         self.core.events.is_on = self.publisher.has_subscribers
 
-    def _run_scheduled(self, step: Callable[[], object]) -> None:
+    def _run_scheduled(self, step: Callable[[], object], asked_at: float) -> None:
         self._scheduled.pop(step, None)
+        self.stats.loop_lag_seconds.observe(time.monotonic() - asked_at)
         step()
 
     def _work(self) -> None:

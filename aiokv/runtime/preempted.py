@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 from aiokv.core.lease_table import AcquireRequest
 from aiokv.errors import InvalidTransition
 from aiokv.model.plan import Deferred
+from aiokv.observe.stats import CancelStage
 from aiokv.runtime.deadline import Deadline
 from aiokv.runtime.entry import AcquireCall, Entry
 from aiokv.runtime.hashing import hash_in_slices
@@ -87,13 +88,20 @@ class Preempted:
         self._state = _State.RESUMING
         try:
             with self._entry.traced(self.request_id):
-                await hash_in_slices(self._request.keys)
+                await self._hashed()
                 lease = await self._entry.acquire(self._request, deadline=deadline)
         except BaseException:
             self._state = _State.WAITING
             raise
         self._state = _State.RESUMED
         return lease
+
+    async def _hashed(self) -> None:
+        try:
+            await hash_in_slices(self._request.keys)
+        except BaseException as error:
+            self._entry.count_cancellation(error, stage=CancelStage.LOOKUP)
+            raise
 
     def _check_waiting(self, event: str) -> None:
         if self._state is not _State.WAITING:

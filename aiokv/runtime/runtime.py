@@ -90,7 +90,7 @@ class KVRuntime:
         self.collector.attach(core, stats=offloader.stats, facts=describe_runtime(offloader, layout))
         try:
             fencing.check_compute_stream()
-        except ConfigError:
+        except Exception:  # the backend may be lost by now, too
             await self.aclose()
             raise
 
@@ -166,7 +166,7 @@ class KVRuntime:
 
     @property
     def capacity_generation(self) -> int:
-        """Changes whenever GPU capacity has been given back."""
+        """Changes whenever GPU capacity has been given back, or blocks were confirmed that others may share."""
         return self._entered().core.capacity_generation
 
     def keys(self, token_ids: TokenIds, **identity: Unpack[KeyOptions]) -> BlockKeys:
@@ -186,7 +186,7 @@ class KVRuntime:
         """A point of the engine's stream (default: `compute_stream`), for the `after=` of a lease's calls: it stands
         for all that was launched there so far. In host memory it is None, which says the same.
 
-        `UsageError` on a stream that is being captured, and inside `quiesce`.
+        `UsageError` inside `quiesce` and for what is no stream; `StreamCaptured` for one that is being captured.
         """
         offloader = self._entered()
         offloader.enter_for_intake()

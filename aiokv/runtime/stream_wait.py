@@ -27,12 +27,12 @@ def wait_on(offloader: Offloader, record: LeaseRecord, *, stream: object) -> Non
         return
     fencing.check_stream(stream)  # before it is noted: its fences are asked for when the lease ends
     _submit_loads(offloader, record)
+    if not offloader.transfers.settle_fences():
+        raise UsageError("no stream can be made to wait while the engine's streams are being captured or refused")
     if stream not in record.streams:
         record.streams.append(stream)
     if record.waiting:
         _wait_for_loads(offloader, record, stream=stream)
-    if not offloader.transfers.settle_fences():
-        raise UsageError("no stream can be made to wait while the engine's stream is being captured")
     fencing.make_wait(stream, record)
 
 

@@ -140,6 +140,8 @@ class TransferRunner:
         if rank in self._outlet.local_ranks:
             raise UsageError(f"rank {rank} is local: its copies are reported by the backend")
         running = self._running.get(transfer_id)
+        if running is not None:
+            running.transfer.ended = time.monotonic()
         self._core.report(transfer_id, rank, outcome, corrupt=corrupt)
         if running is not None and outcome is not Outcome.OK:
             self._report.failed(running.transfer, f"rank {rank}: {outcome.value}", outcome=outcome)
@@ -288,6 +290,8 @@ class TransferRunner:
     def _end_locally(self, running: _Running, *, status: EventStatus, detail: str) -> None:
         """The backend's copies have ended, for all local ranks alike."""
         transfer, outcome = running.transfer, _OUTCOMES[status]
+        transfer.ended = self._bridge.ended_at
+        self._core.meters.note_time(time.monotonic())
         copies = _corrupt_copies(transfer, running.event) if status is EventStatus.CORRUPT else frozenset()
         if outcome is Outcome.CORRUPT and not copies:
             outcome = Outcome.FAILED  # a backend that names no block of it: the transfer has to end all the same

@@ -10,6 +10,7 @@ from aiokv.core.cache import CacheState
 from aiokv.core.counters import Phase, Source
 from aiokv.core.inflight import Transfer
 from aiokv.core.lease_table import LeaseRecord, LeaseState
+from aiokv.model.ids import Tier
 from aiokv.model.plan import Hit
 from aiokv.testing.streams import Streams, hit_of, is_covered
 from aiokv.testing.verdict import require
@@ -40,11 +41,14 @@ class Growth:
         """A lease became ready or left: from now on its prompt is attributed, once."""
 
     def check(self) -> None:
-        """Nothing has been counted back."""
+        """Nothing has been counted back, and no copy goes on unwanted where none goes on."""
         now = _flattened(self._cache)
         fallen = {name: value for name, value in self._counted.items() if now.get(name, 0) < value}
         require(not fallen, "counters have fallen", fallen)
         self._counted = now
+        orphans = {tier.value: self._cache.meters.orphan_blocks(tier) for tier in Tier}
+        require(min(orphans.values()) >= 0, "fewer than no blocks are orphans", orphans)
+        require(bool(self._cache.transfers()) or not any(orphans.values()), "orphans of no copy", orphans)
 
 
 @final
@@ -57,6 +61,7 @@ class Accounts(Growth):
         self._seen = seen
         self._arrived: dict[int, set[tuple[int, int]]] = {}
         self._expected: Counter[tuple[Source, Phase]] = Counter()
+        self._blocks: Counter[Phase] = Counter()
         self._attributed: set[int] = set()
         self._failed: set[int] = set()
 
@@ -94,11 +99,16 @@ class Accounts(Growth):
         self._expected[Source.GPU, phase] += hit.gpu_tokens
         self._expected[Source.CPU, phase] += hit.cpu_tokens
         self._expected[Source.COMPUTE, phase] += hit.compute_tokens
+        self._blocks[phase] += hit.prompt_tokens // self._streams.geometry.hash_block_size
 
     def check(self) -> None:
         """See `Growth`; and the tokens of all admitted requests are attributed by source (invariant 13)."""
         totals = Counter(self._cache.counters.prompt_tokens)
         require(+totals == +self._expected, "tokens are attributed otherwise", totals, self._expected)
+        blocks: Counter[Phase] = Counter()
+        for (_, phase), count in self._cache.counters.prompt_blocks.items():
+            blocks[phase] += count
+        require(+blocks == +self._blocks, "blocks do not sum to the prompts", blocks, self._blocks)
         super().check()
 
     def _outcome(self, record: LeaseRecord) -> Hit:

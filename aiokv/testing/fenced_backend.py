@@ -14,7 +14,7 @@ from typing import final
 
 from aiokv.backends.base import DeviceEvent, EventStatus
 from aiokv.backends.fake import FakeBackend
-from aiokv.errors import UsageError
+from aiokv.errors import StreamCaptured, UsageError
 from aiokv.model.ids import Direction
 from aiokv.model.plan import CopyBatch
 from aiokv.testing.passing_backend import PassingBackend
@@ -30,7 +30,7 @@ class FencedBackend(PassingBackend):
     `deaf_to` are directions whose copies do not wait for fences, to see that the oracle finds it.
     """
 
-    __slots__ = ("_deaf_to", "_passed", "calls", "capturing", "fault", "order", "waits")
+    __slots__ = ("_deaf_to", "_passed", "calls", "capturing", "fault", "order", "refused", "waits")
 
     def __init__(self, fake: FakeBackend, *, deaf_to: Collection[Direction] = ()) -> None:
         super().__init__(fake)
@@ -40,6 +40,8 @@ class FencedBackend(PassingBackend):
         """Per submitted batch, the engine's streams that it waits for."""
         self.capturing: set[Hashable] = set()
         """Streams that are being captured: add and discard them as you like."""
+        self.refused: set[Hashable] = set()
+        """Streams that are refused, as those are which the engine has destroyed."""
         self.fault: Exception | None = None
         """What `fence` raises, while there is something."""
         self.calls = 0
@@ -115,8 +117,10 @@ class FencedBackend(PassingBackend):
     def _checked(self, stream: object) -> Hashable:
         if stream is None or not isinstance(stream, Hashable):
             raise UsageError(f"{stream!r} is no stream")
+        if stream in self.refused:
+            raise UsageError(f"the stream {stream!r} is refused")
         if stream in self.capturing:
-            raise UsageError(f"the stream {stream!r} is being captured")
+            raise StreamCaptured(stream)
         return stream
 
 

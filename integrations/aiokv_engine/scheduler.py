@@ -18,6 +18,7 @@ from torch import Tensor
 from aiokv import Hit, KVRuntime, Lease, UsageError
 from aiokv_engine.llama import CHUNK, LlamaModel
 from aiokv_engine.paged_attention import DecodeRow
+from aiokv_engine.sampling import Chooser, Sampling, choose_likeliest, make_chooser
 from aiokv_engine.steps import PrefillChunk, StepQueue, Token
 from aiokv_engine.torch_worker import TorchWorker
 
@@ -27,9 +28,16 @@ GROUP: Final = "full"  # the one attention group of a Llama model
 
 T = TypeVar("T")
 
+_GREEDY: Final = Sampling()
+
 
 def _ignore(_: object) -> None:
     """Observes nothing."""
+
+
+def _never() -> bool:
+    """Has never had enough."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +53,16 @@ class Ready:
 class Request:
     """What to generate. `salt` keeps its blocks apart from other salts'; `on_ready` is called once, before computing.
 
-    Generation is greedy and ends after `max_new_tokens` or with a token of `stop_ids`, which is part of the answer.
+    Generation is greedy unless `sampling` says otherwise. It ends after `max_new_tokens`, with a token of `stop_ids`,
+    which is part of the answer, or as soon as `is_enough`, asked after every token, says so.
     """
 
     request_id: str
     token_ids: Sequence[int]
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
+    is_enough: Callable[[], bool] = _never
+    sampling: Sampling = _GREEDY
     salt: str | None = None
     priority: int = 0
     timeout: float | None = None
@@ -135,31 +146,38 @@ class Engine:
             await lease.ready(timeout=_remaining(request.timeout, since=started))
             request.on_ready(Ready(lease=lease, hit=lease.delivered, load_s=time.perf_counter() - admitted))
             blocks = torch.tensor(lease.block_ids(GROUP))
-            token = await self._prefill(request, lease=lease, blocks=blocks)
+            choose = make_chooser(request.sampling)
+            token = await self._prefill(request, lease=lease, blocks=blocks, choose=choose)
             yield token
             length = len(request.token_ids)
             for position in range(length, length + request.max_new_tokens - 1):
-                if token.token_id in request.stop_ids:
+                if token.token_id in request.stop_ids or request.is_enough():
                     break
                 lease.append([token.token_id])
                 row = DecodeRow(token_id=token.token_id, position=position, blocks=blocks)
-                token = await self._steps.compute(row, owner=lease)
+                token = await self._steps.compute(row, owner=lease, choose=choose)
                 lease.confirm(position + 1, publish_to=_last_cut(length))
                 yield token
             give_back = lease.finish
         finally:
             self._steps.leave(lease, give_back=give_back)
 
+    async def wait_idle(self) -> None:
+        """Waits until no step runs; requests that have left have given their blocks back by then."""
+        await self._steps.wait_idle()
+
     async def run(self, work: Callable[[], T]) -> T:
         """Runs `work` in the engine's torch thread, between two steps, and returns what it returns."""
         return await self._worker.run(work)
 
-    async def _prefill(self, request: Request, *, lease: Lease, blocks: Tensor) -> Token:
+    async def _prefill(self, request: Request, *, lease: Lease, blocks: Tensor, choose: Chooser) -> Token:
         """Computes what the prompt's hit has left; returns the first token of the answer."""
-        cuts = [*range(lease.prefix_tokens, len(request.token_ids), CHUNK), len(request.token_ids)]
+        length = len(request.token_ids)
+        cuts = [*range(lease.prefix_tokens, length, CHUNK), length]
         for start, stop in pairwise(cuts):
             chunk = PrefillChunk(token_ids=request.token_ids[start:stop], start=start, blocks=blocks)
-            token = await self._steps.compute(chunk, owner=lease)
+            last = choose if stop == length else choose_likeliest  # nothing is drawn within a prompt
+            token = await self._steps.compute(chunk, owner=lease, choose=last)
             lease.confirm(stop, publish_to=_last_cut(stop))
         return token
 

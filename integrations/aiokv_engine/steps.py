@@ -19,6 +19,7 @@ from torch import Tensor
 from aiokv.errors import UsageError
 from aiokv_engine.llama import LlamaModel
 from aiokv_engine.paged_attention import DECODE_ROWS, DecodeRow
+from aiokv_engine.sampling import Chooser, choose_likeliest
 from aiokv_engine.torch_worker import TorchWorker, deliver
 
 __all__ = ["EngineClosed", "PrefillChunk", "StepQueue", "Token", "Work"]
@@ -35,7 +36,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """The token a step chose greedily. `logits` are float32, `[vocab_size]`."""
+    """The token a step chose. `logits` are float32, `[vocab_size]`."""
 
     token_id: int
     logits: Tensor
@@ -71,11 +72,14 @@ class StepQueue:
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
 
-    async def compute(self, work: Work, *, owner: object) -> Token:
-        """Waits for its turn, computes `work`, and returns the token after it; raises what the step raised."""
+    async def compute(self, work: Work, *, owner: object, choose: Chooser = choose_likeliest) -> Token:
+        """Waits for its turn, computes `work`, and returns the token after it; raises what the step raised.
+
+        `choose` is called in the worker's thread.
+        """
         if self._closed:
             raise EngineClosed
-        job = _Job(owner=owner, work=work, waiter=self._loop.create_future())
+        job = _Job(owner=owner, work=work, choose=choose, waiter=self._loop.create_future())
         (self._prefills if isinstance(work, PrefillChunk) else self._decodes).append(job)
         self._start_soon()
         return await job.waiter
@@ -118,8 +122,8 @@ class StepQueue:
         waiting, limit = (self._prefills, 1) if self._prefilled else (self._decodes, DECODE_ROWS)
         self._running = tuple(waiting.popleft() for _ in range(min(limit, len(waiting))))
         if self._running:
-            work = [job.work for job in self._running]
-            self._worker.start(partial(_compute, self._model, work=work, arenas=self._arenas), done=self._end)
+            step = partial(_compute, self._model, jobs=self._running, arenas=self._arenas)
+            self._worker.start(step, done=self._end)
 
     def _end(self, outcome: Future[list[Token]]) -> None:
         """Gives back the blocks of requests that have left, then tells the others; the step has ended, well or not."""
@@ -150,15 +154,15 @@ class _Job:
 
     owner: object
     work: Work
+    choose: Chooser
     waiter: asyncio.Future[Token]
 
 
-def _compute(model: LlamaModel, *, work: Sequence[Work], arenas: Sequence[Tensor]) -> list[Token]:
-    """Computes one step, in the worker's thread; returns one token per piece of work."""
-    first = work[0]
+def _compute(model: LlamaModel, *, jobs: Sequence[_Job], arenas: Sequence[Tensor]) -> list[Token]:
+    """Computes one step, in the worker's thread; returns one token per job."""
+    first = jobs[0].work
     if isinstance(first, PrefillChunk):
         logits = model.prefill(first.token_ids, start=first.start, blocks=first.blocks, arenas=arenas)[None]
     else:
-        logits = model.decode([row for row in work if isinstance(row, DecodeRow)], arenas=arenas)
-    chosen = logits.argmax(dim=-1).tolist()
-    return [Token(token_id=token_id, logits=row) for token_id, row in zip(chosen, logits, strict=True)]
+        logits = model.decode([job.work for job in jobs if isinstance(job.work, DecodeRow)], arenas=arenas)
+    return [Token(token_id=job.choose(row), logits=row) for job, row in zip(jobs, logits, strict=True)]

@@ -8,7 +8,7 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Final, final
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from aiokv.errors import UsageError
 from aiokv_engine.gguf import GgufFile
@@ -43,6 +43,12 @@ class GgufTokenizer:
         """Returns the text of `token_ids` without control tokens; bytes that form no character become U+FFFD."""
         decoder = StreamDecoder(self)
         return "".join(decoder.push(token_id) for token_id in token_ids) + decoder.finish()
+
+    def as_json(self) -> str:
+        """Returns the content of a `tokenizer.json`, with which other tools count tokens as this model does."""
+        copy = Tokenizer.from_str(self._encoder.to_str())
+        copy.decoder = decoders.ByteLevel()
+        return str(copy.to_str())
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes `token_id` stands for, none for a control token; raises `UsageError` on an unknown id."""

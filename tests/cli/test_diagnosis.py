@@ -44,6 +44,15 @@ def finding(machine: Machine, *, check: str, settings: Settings | None = None) -
     return found
 
 
+@pytest.mark.parametrize(
+    ("backend", "level"), [("cuda", Level.UNUSABLE), ("auto", Level.DEGRADED), ("host", Level.FINE)]
+)
+def test_a_driver_that_is_too_old_counts_where_it_is_wanted(backend: str, level: Level) -> None:
+    found = finding(replace(SERVER, cuda_driver="11.8"), check="CUDA driver", settings=Settings(backend=backend))
+    assert found.level is level
+    assert any("12.0" in line for line in found.advice) is (level is not Level.FINE)
+
+
 def level(machine: Machine, *, settings: Settings | None = None) -> Level:
     return worst_level(diagnose(machine, settings=settings or Settings()))
 

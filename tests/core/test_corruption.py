@@ -65,7 +65,7 @@ def test_a_corrupt_block_is_a_miss_and_the_good_ones_before_it_are_loaded_again(
     h.end_all()
     assert (record.length, record.delivered.cpu_tokens, record.delivered.compute_tokens) == (8, 8, 13)
     counters = h.cache.counters
-    assert (counters.corrupt_blocks, counters.load_failed_tokens) == (1, 12)
+    assert (counters.corrupt_blocks, counters.load_failed_tokens[Outcome.CORRUPT]) == (1, 12)
     assert counters.evicted_blocks[CPU, EvictReason.CORRUPT] == 1
     assert counters.transferred_blocks[Direction.LOAD, CORRUPT] == 5
     assert h.letters(0).startswith("bb-cc")
@@ -119,7 +119,7 @@ def test_a_copy_that_is_in_the_gpu_meanwhile_takes_the_place_of_the_corrupt_one(
     spoil(h, load, 0, 4)
     assert state_of(record) is LeaseState.READY
     assert (record.length, record.delivered.gpu_tokens) == (20, 20)
-    assert h.cache.counters.load_failed_tokens == 0
+    assert sum(h.cache.counters.load_failed_tokens.values()) == 0
     h.tear_down()
 
 
@@ -158,7 +158,7 @@ def test_a_second_corruption_takes_the_best_prefix_without_loads() -> None:
     assert (state_of(record), record.length) == (LeaseState.READY, 0)
     assert h.letters(0).startswith("c--c-")
     assert h.cache.counters.corrupt_blocks == 3
-    assert h.cache.counters.load_failed_tokens == 20
+    assert sum(h.cache.counters.load_failed_tokens.values()) == 20
     h.tear_down()
 
 

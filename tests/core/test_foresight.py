@@ -166,6 +166,18 @@ def test_what_has_come_since_it_was_missing_is_hit(others: int) -> None:
     assert admit(cache, keys) == same
 
 
+def test_what_was_not_looked_for_behind_a_miss_is_hit_once_that_has_come() -> None:
+    """It was there all the while: nothing is known of it, least of all that it is missing."""
+    keys, hole = keys_of(), 500
+    cache = new_cache()
+    place(cache, keys, tier=Tier.GPU, positions=range(hole))
+    place(cache, keys, tier=Tier.GPU, positions=range(hole + 1, BLOCKS))
+    place(cache, keys, tier=Tier.GPU, positions=range(BLOCKS - 70, BLOCKS), group=1)
+    assert look(cache, keys) == 1
+    place(cache, keys, tier=Tier.GPU, positions=range(hole, hole + 1))
+    assert admit(cache, keys).gpu_tokens == BLOCKS - 1
+
+
 def test_a_twin_with_other_tokens_is_looked_up() -> None:
     """They share what was found out, the end of their prompts is not the same."""
     keys = keys_of(BLOCKS - 100)

@@ -78,6 +78,8 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "holds": lambda left: left.pool.holds(left.idle, KEYS[:10], group=0).tolist(),
     "key_of": lambda left: left.pool.key_of(left.held).tolist(),
     "name_claimed": lambda left: name_all(left.pool),
+    "note_tick": lambda left: left.pool.note_tick(7),
+    "note_use": lambda left: left.pool.note_use(left.idle),
     "pin": lambda left: is_pinned(left.pool, left.idle),
     "pins_of": lambda left: left.pool.pins_of(np.arange(CAPACITY)).tolist(),
     "quarantine": lambda left: left.pool.quarantine(left.held).keys.tolist(),
@@ -94,7 +96,7 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "unregister": lambda left: left.pool.unregister(left.held).keys.tolist(),
 }
 UNTOUCHED = {
-    "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "may_have_come",
+    "ages", "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "may_have_come",
     "peek_counts", "peeked_books", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip

@@ -57,7 +57,7 @@ def test_a_failed_load_shortens_the_prefix_and_every_later_position_gets_a_slot_
     assert len(set(slots)) == len(slots) == 6
     assert resident not in slots, "a resident block is never written"
     assert not failed & set(slots), "a failed target is not reused while there are other slots"
-    assert h.cache.counters.load_failed_tokens == 12
+    assert h.cache.counters.load_failed_tokens[Outcome.FAILED] == 12
     h.confirm(record, 21)
     assert h.letters(0)[:5] == "ggbbg", "the failed copy says nothing about its source"
     h.check()

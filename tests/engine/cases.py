@@ -42,6 +42,7 @@ class Gate:
         self.log: list[str] = []
         self.begun = threading.Semaphore(0)
         self.fault: Exception | None = None
+        self._closes_at = 0
         self._open = threading.Event()
         self._open.set()
         prefill, decode = LlamaModel.prefill, LlamaModel.decode
@@ -63,12 +64,19 @@ class Gate:
         """Holds the steps from now on."""
         self._open.clear()
 
+    def close_at(self, step: int) -> None:
+        """Lets so many steps begin, the first is 1, and holds the last of them."""
+        self._closes_at = step
+
     def open(self) -> None:
         """Lets the steps pass."""
+        self._closes_at = 0
         self._open.set()
 
     def _pass(self, step: str) -> None:
         self.log.append(step)
+        if len(self.log) == self._closes_at:
+            self._open.clear()
         self.begun.release()
         if not self._open.wait(PATIENCE):
             raise TimeoutError(step)

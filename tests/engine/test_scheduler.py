@@ -98,6 +98,18 @@ async def test_an_answer_ends_with_a_stop_token(tiny_llama: LlamaModel) -> None:
     assert stopped == full[: full.index(full[2]) + 1]
 
 
+async def test_an_answer_ends_as_soon_as_it_is_enough_and_its_prompt_is_stored(tiny_llama: LlamaModel) -> None:
+    async with serving(tiny_llama) as case:
+        seen: list[int] = []
+        request = Request(request_id="b", token_ids=PROMPT, max_new_tokens=NEW, is_enough=lambda: len(seen) == 3)
+        async for token in case.engine.stream(request):
+            seen += [token.token_id]
+        await assert_all_given_back(case)
+        assert len(seen) == 3
+        keys = case.kv.keys(PROMPT)
+        assert case.kv.core.find_blocks(keys, group=0, tier=Tier.CPU).present[: HIT // BLOCK_SIZE].all()
+
+
 async def test_tokens_are_streamed_and_a_reader_may_leave(tiny_llama: LlamaModel) -> None:
     async with serving(tiny_llama) as case:
         full = (await ask(case, PROMPT)).token_ids
@@ -119,10 +131,9 @@ async def test_a_request_cancelled_in_any_step_gives_everything_back_after_the_s
     step: int, cancels: int, tiny_llama: LlamaModel, gate: Gate
 ) -> None:
     async with serving(tiny_llama) as case:
+        gate.close_at(step)
         task = asyncio.create_task(ask(case, PROMPT))
-        for begun in range(1, step + 1):
-            if begun == step:
-                gate.close()
+        for _ in range(step):
             assert await asyncio.to_thread(gate.begun.acquire, timeout=PATIENCE)
         for _ in range(cancels):
             task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from aiokv.errors import UsageError
 from aiokv_engine.chat import ChatTemplate
@@ -39,6 +40,13 @@ def test_control_tokens_are_recognised_and_not_decoded(tokenizer: GgufTokenizer)
 @given(text=st.text())
 def test_any_text_survives_encoding_and_decoding(text: str, tokenizer: GgufTokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(text=st.text())
+def test_other_tools_count_tokens_as_the_model_does(text: str, tokenizer: GgufTokenizer) -> None:
+    other = Tokenizer.from_str(tokenizer.as_json())
+    assert other.encode(text, add_special_tokens=False).ids == tokenizer.encode(text)
+    assert other.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
 @given(text=st.text(), cut=st.integers(0, 20))

@@ -81,7 +81,7 @@ async def test_a_failed_load_counts_what_was_delivered_and_what_was_promised_in_
         scrape = Scrape(case.kv.collector)
         delivered = {"gpu": lease.delivered.gpu_tokens, "compute": lease.delivered.compute_tokens}
         assert scrape.by("source", PROMPT_TOKENS) == delivered == {"gpu": 16, "compute": 65}
-        assert scrape("aiokv_load_failed_tokens_total", source="cpu") == 64
+        assert scrape("aiokv_load_failed_tokens_total", source="cpu", reason="error") == 64
         assert scrape.by("outcome", "aiokv_transfer_blocks_total", direction="load") == {"error": 2}
         assert scrape("aiokv_transfer_bytes_total", direction="load") == 0
         lease.release()

@@ -239,6 +239,37 @@ async def test_capacity_generation_changes_when_capacity_was_given_back(give_bac
         granted(case.kv, prompt(1, seed=1)).release()
 
 
+async def test_a_prompt_that_another_one_has_computed_meanwhile_is_let_in_at_once() -> None:
+    """It shares those blocks. Otherwise it waits for the end of whoever computed them, who may wait for it."""
+    async with opened() as case:
+        computing = granted(case.kv, prompt(6, extra=0))
+        waiting = asyncio.create_task(case.kv.acquire("waiting", prompt(6)))
+        await turns(4)
+        assert not waiting.done()
+        seen = case.kv.capacity_generation
+        computing.confirm(6 * BLOCK)
+        assert case.kv.capacity_generation != seen
+        await until(waiting.done)
+        sharing = await waiting
+        assert (sharing.hit.gpu_tokens, sharing.block_table(GROUP)[:6]) == (6 * BLOCK, computing.block_table(GROUP))
+        sharing.release()
+        computing.release()
+        await assert_all_given_back(case)
+
+
+async def test_tokens_that_are_confirmed_without_a_block_of_their_own_wake_nobody() -> None:
+    async with opened() as case:
+        lease = granted(case.kv, prompt(2, extra=0))
+        twin = granted(case.kv, prompt(2, extra=0))
+        lease.confirm(BLOCK)
+        seen = case.kv.capacity_generation
+        lease.confirm(BLOCK + 1)
+        twin.confirm(BLOCK)
+        assert case.kv.capacity_generation == seen, "half a block, and one that was there already"
+        lease.release()
+        twin.release()
+
+
 async def test_capacity_that_comes_back_with_a_copy_lets_the_next_one_in() -> None:
     async with opened() as case:
         make_resident(case.kv, prompt(4), {GROUP: "cccc"})

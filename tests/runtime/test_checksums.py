@@ -118,7 +118,7 @@ async def test_wrong_bytes_are_computed_again_and_never_served(
         scrape = Scrape(memory.kv.collector)
         assert scrape("aiokv_corrupt_blocks_total") == 1
         assert scrape("aiokv_evictions_total", tier="cpu", reason="corrupt") == 1
-        assert scrape("aiokv_load_failed_tokens_total", source="cpu") == (4 - position) * BLOCK
+        assert scrape("aiokv_load_failed_tokens_total", source="cpu", reason="corrupt") == (4 - position) * BLOCK
         assert scrape.by("outcome", "aiokv_transfer_blocks_total", direction="load") == (
             {"corrupt": 4} | ({"ok": position} if position else {})
         )

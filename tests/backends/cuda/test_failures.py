@@ -56,8 +56,8 @@ def test_a_copy_whose_end_could_not_be_marked_fails_once_it_has_ended(watched_ri
 def test_a_copy_that_cannot_be_watched_at_all_is_a_lost_backend(rig: Rig) -> None:
     backend, fake = opened(rig), rig.fake
     fake.hold()
+    fake.inject("cuEventCreate", nth=2, code=OUT_OF_MEMORY)
     fake.inject("cuEventRecord", nth=2, code=OUT_OF_MEMORY)
-    fake.inject("cuEventCreate", nth=3, code=OUT_OF_MEMORY)
     event = backend.submit(store({1: 3}))
     assert event.query() is EventStatus.LOST
     with pytest.raises(BackendLost):

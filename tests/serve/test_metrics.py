@@ -1,0 +1,78 @@
+"""The server's own metrics: there from the start, closed labels, every request once."""
+
+from __future__ import annotations
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from aiokv import Tier
+from aiokv.testing import evict
+from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.scheduler import GROUP
+from aiokv_engine.server.errors import Outcome
+from tests.serve.cases import Running, running
+
+SOURCES = ("gpu", "cpu", "compute")
+
+
+async def families_of(server: Running) -> dict[str, Metric]:
+    text = (await server.client.get("/metrics")).text
+    found = {family.name: family for family in text_string_to_metric_families(text)}
+    return {name: family for name, family in found.items() if name.startswith("aiokv_serve")}
+
+
+async def test_every_series_is_there_before_the_first_request(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        found = await families_of(server)
+    assert found.keys() == {
+        "aiokv_serve_requests",
+        "aiokv_serve_time_to_first_token_seconds",
+        "aiokv_serve_queue_requests",
+        "aiokv_serve_running_requests",
+        "aiokv_serve_generated_tokens",
+    }
+    requests = found["aiokv_serve_requests"].samples
+    assert {sample.labels["outcome"] for sample in requests} == set(Outcome)
+    first_tokens = found["aiokv_serve_time_to_first_token_seconds"].samples
+    assert {sample.labels["source"] for sample in first_tokens} == set(SOURCES)
+    assert not any(sample.value for family in found.values() for sample in family.samples)
+
+
+async def test_the_runtimes_metrics_stand_beside_them(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        usage = (await server.complete([9] * 70)).json()["usage"]
+        assert (
+            await server.metric("aiokv_prompt_tokens_total", source="compute", phase="first") == usage["prompt_tokens"]
+        )
+
+
+async def test_every_request_is_counted_once_by_how_it_ended(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        answers = [await server.complete(prompt) for prompt in ("a", ["a", "b"], "", "a" * 5000)]
+        await server.client.post("/v1/completions", content=b"{", headers={"content-type": "application/json"})
+        await server.client.post("/v1/completions", json={"model": "another", "prompt": "a"})
+        await server.client.get("/v1/models")
+        await server.client.get("/v1/completions")
+        server.server_app.start_draining()
+        refused = await server.complete("a")
+        counted = {outcome: await server.metric("aiokv_serve_requests_total", outcome=outcome) for outcome in Outcome}
+    assert [answer.status_code for answer in (*answers, refused)] == [200, 200, 400, 400, 503]
+    assert counted == {
+        Outcome.OK: 2, Outcome.INVALID: 4, Outcome.REJECTED: 1, Outcome.CANCELLED: 0, Outcome.FAILED: 0,
+    }  # fmt: skip
+
+
+async def test_the_first_token_is_timed_once_a_request_by_where_its_prompt_came_from(tiny: LoadedModel) -> None:
+    prompt = [9] * 140
+    name = "aiokv_serve_time_to_first_token_seconds"
+    async with running(tiny) as server:
+        await server.complete([prompt, [8] * 20], max_tokens=3)
+        await server.complete(prompt, max_tokens=3)
+        await server.until_idle()
+        evict(server.serving.kv, prompt, {GROUP: range(4, 8)}, tier=Tier.GPU)
+        await server.complete(prompt, max_tokens=3)
+        counts = [await server.metric(f"{name}_count", source=source) for source in SOURCES]
+        sums = [await server.metric(f"{name}_sum", source=source) for source in SOURCES]
+        last = [await server.metric(f"{name}_bucket", source=source, le="+Inf") for source in SOURCES]
+    assert counts == last == [1, 1, 1]
+    assert all(total > 0 for total in sums)
