@@ -53,7 +53,8 @@ class Terminal:
         path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
         clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.written = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
+        # A read may end within a character, and Ctrl-C throws away what the terminal has not shown yet.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_A_SESSION, os.ttyname(self._slave), *arguments],
             env={**clean, "PYTHONPATH": path, "TERM": "xterm-256color", **environ},
