@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiokv.core.block_ages import SAMPLE
 from dashboards.panel import BY_STATE, HALF, Kind, Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
@@ -64,8 +65,8 @@ POOLS: Final = Row(
         Panel(
             title="Idle before eviction",
             description=(
-                "How long evicted blocks had not been used, by tier, of one block in 256. Shorter than the time "
-                "between two turns of a conversation: the tier forgets them before they come back."
+                f"How long evicted blocks had not been used, by tier, of one block in {SAMPLE:,}. Shorter than the "
+                "time between two turns of a conversation: the tier forgets them before they come back."
             ),
             queries=quantiles("aiokv_eviction_idle_seconds", label="tier"),
             unit=Unit.SECONDS,
@@ -75,8 +76,8 @@ POOLS: Final = Row(
         Panel(
             title="Time until reuse",
             description=(
-                "How long blocks had not been used when a request hit them, by tier, of one block in 256. Near Idle "
-                "before eviction: a larger pool would have more hits."
+                f"How long blocks had not been used when a request hit them, by tier, of one block in {SAMPLE:,}. Near "
+                "Idle before eviction: a larger pool would have more hits."
             ),
             queries=quantiles("aiokv_block_reuse_gap_seconds", label="tier"),
             unit=Unit.SECONDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiokv.observe.publisher import DEFAULT_BACKLOG
 from dashboards.panel import Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
@@ -94,8 +95,8 @@ EVENTS: Final = Row(
         Panel(
             title="Events not yet read",
             description=(
-                "Cache events that the slowest subscriber has not taken. Near its backlog (1,024 by default): it is "
-                "about to miss some."
+                f"Cache events that the slowest subscriber has not taken. Near its backlog ({DEFAULT_BACKLOG:,} unless "
+                "it asked for another): it is about to miss some."
             ),
             queries=(Query(expr=latest("aiokv_kv_event_queue_batches", how="max"), legend="slowest subscriber"),),
             axis="events",
