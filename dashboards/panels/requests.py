@@ -83,14 +83,18 @@ EVENTS: Final = Row(
         Panel(
             title="Events lost",
             description=(
-                "dropped: a slow subscriber missed them; it was told so, and its picture of the cache is wrong until "
-                "it starts again. Other reasons: blocks that became findable without an event. Both should be 0."
+                "Events that a slow subscriber missed; it was told so, and its picture of the cache is wrong until it "
+                "starts again. Blocks that became findable without an event: unknown_tokens comes with a subscriber "
+                "that found the cache warm. Both should be 0."
             ),
             queries=(
-                Query(expr=rate("aiokv_kv_events_dropped_total"), legend="dropped"),
-                Query(expr=rate("aiokv_kv_events_rejected_total", by=("reason",)), legend="no event: {{reason}}"),
+                Query(expr=rate("aiokv_kv_events_dropped_total"), legend="events dropped"),
+                Query(
+                    expr=rate("aiokv_kv_events_rejected_total", by=("reason",)),
+                    legend="blocks without event: {{reason}}",
+                ),
             ),
-            axis="events/s",
+            unit=Unit.PER_SECOND,
         ),
         Panel(
             title="Events not yet read",
