@@ -79,7 +79,7 @@ _EVENTS: Final = (
         name="aiokv_kv_events_rejected",
         kind=Kind.COUNTER,
         labels=("reason",),
-        help="Blocks that became findable while somebody subscribed, without an event: it could not have been a dense run.",
+        help="Blocks that became findable without an event, though somebody subscribed: it would be no dense run.",
         read=readers.read_events_rejected,
     ),
     Family(
