@@ -44,9 +44,10 @@ POOLS: Final = Row(
         Panel(
             title="Blocks not stored",
             description=(
-                "Blocks offered to the CPU tier and not copied there. already_cached is well. pool_full: everything "
-                "there is held. backpressure: stores come faster than they are copied. request_gone: requests end too "
-                "early."
+                "Blocks offered to the CPU tier and not copied there. already_cached, in_flight, seen_too_seldom (the "
+                "store policy) and unhashed (last blocks, not full) are well. pool_full: everything there is held. "
+                "backpressure: the GPU pool is promised to requests, none is left to hold for a copy. request_gone: "
+                "the request was released, or a tier reset, before it was their turn."
             ),
             queries=(Query(expr=rate("aiokv_store_skipped_blocks_total", by=("reason",)), legend="{{reason}}"),),
             axis="blocks/s",

@@ -38,8 +38,9 @@ REQUESTS: Final = Row(
         Panel(
             title="Leases that come and go",
             description=(
-                "Requests admitted, forks among them, and leases by how they ended. finalizer: the code that embeds "
-                "aiokv lost a lease without releasing it. Many preempted: the GPU pool is too small for what runs."
+                "Requests admitted, forks and resumed ones among them, and leases by how they ended. finalizer: the "
+                "code that embeds aiokv lost a lease without releasing it. Many preempted: the GPU pool is too small "
+                "for what runs."
             ),
             queries=(
                 Query(expr=rate("aiokv_leases_opened_total"), legend="admitted"),
@@ -51,8 +52,8 @@ REQUESTS: Final = Row(
         Panel(
             title="Cancellations",
             description=(
-                "Requests cancelled or timed out, by what they were waiting for. queued: they waited for room for too "
-                "long. inflight: they left while their blocks were being loaded."
+                "Requests cancelled or timed out, by what they were waiting for. lookup: hashing of their prompt. "
+                "queued: they waited for room for too long. inflight: they left while their blocks were being loaded."
             ),
             queries=(Query(expr=rate("aiokv_cancellations_total", by=("stage",)), legend="{{stage}}"),),
             unit=Unit.REQUESTS_PER_SECOND,
