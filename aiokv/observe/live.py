@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final, TypeVar, final
 
@@ -128,9 +128,9 @@ class LiveState:
             "uptime_s": round(self.uptime_s, 3),
             "degraded": list(self.degraded),
             "is_accepting": self.is_accepting,
-            "tiers": {tier.value: _show_tier(state) for tier, state in self.tiers.items()},
+            "tiers": {tier.value: asdict(state) for tier, state in self.tiers.items()},
             "prompt_tokens": dict(self.prompt_tokens),
-            "transfers": {direction.value: _show_transfers(state) for direction, state in self.transfers.items()},
+            "transfers": {direction.value: asdict(state) for direction, state in self.transfers.items()},
             "leases": _show_leases(self.leases),
             "evictions": {tier.value: blocks for tier, blocks in self.evictions.items()},
         }
@@ -244,37 +244,6 @@ def _whole(reading: Reading) -> int:
     return int(reading.value) if isinstance(reading.value, int | float) else 0
 
 
-def _show_tier(tier: LiveTier) -> dict[str, object]:
-    return {
-        "slots": tier.slots,
-        "states": dict(tier.states),
-        "pinned": tier.pinned,
-        "cell_slots": tier.cell_slots,
-        "cells": tier.cells,
-    }
-
-
-def _show_transfers(transfers: LiveTransfers) -> dict[str, object]:
-    return {
-        "queued_blocks": transfers.queued_blocks,
-        "inflight_blocks": transfers.inflight_blocks,
-        "ended_blocks": dict(transfers.ended_blocks),
-        "bytes": transfers.bytes,
-    }
-
-
 def _show_leases(leases: LiveLeases) -> dict[str, object]:
-    return {
-        "active": leases.active,
-        "overdue": leases.overdue,
-        "waiting": leases.waiting,
-        "oldest": [
-            {
-                "request_id": lease.request_id,
-                "age_s": round(lease.age_s, 3),
-                "state": lease.state,
-                "blocks": lease.blocks,
-            }
-            for lease in leases.oldest
-        ],
-    }
+    oldest = [asdict(lease) | {"age_s": round(lease.age_s, 3)} for lease in leases.oldest]
+    return asdict(leases) | {"oldest": oldest}
