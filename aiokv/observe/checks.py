@@ -7,15 +7,11 @@ middle of a step. So a scrape from elsewhere sets `Stats.check_due`, and the loo
 from __future__ import annotations
 
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Counters
+from aiokv.core.counters import COPY_ENDS, Counters
 from aiokv.model.ids import Direction
-from aiokv.model.plan import Outcome
 from aiokv.observe.stats import Invariant, Stats
 
-__all__ = ["COPY_ENDS", "check_invariants", "count_in_flight"]
-
-COPY_ENDS = (Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST)
-"""How copies end that were submitted; dropped ones never were."""
+__all__ = ["check_invariants", "count_in_flight"]
 
 
 def check_invariants(core: CacheState, stats: Stats) -> None:
