@@ -21,6 +21,7 @@ __all__ = [
     "EventRefusal",
     "EvictReason",
     "HintClosing",
+    "HintExtent",
     "LookupResult",
     "Phase",
     "RevokeReason",
@@ -89,6 +90,13 @@ class RevokeReason(KeyEnum):
     CAPACITY = "capacity"
     RESET = "reset"
     OPERATOR = "operator"
+
+
+class HintExtent(KeyEnum):
+    """How much of its prefix a residence hint holds."""
+
+    WHOLE = "whole"
+    PARTIAL = "partial"
 
 
 class HintClosing(KeyEnum):

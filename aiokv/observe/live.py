@@ -16,6 +16,7 @@ from aiokv.model.ids import Direction, Tier
 from aiokv.model.pinning import NOT_NEEDED, PinStatus
 from aiokv.observe import pool_readers, readers, request_readers, transfer_readers
 from aiokv.observe.readers import Reading, View
+from aiokv.observe.stats import LeaseTerm
 
 __all__ = [
     "LIVE_SCHEMA", "NOT_OPEN", "LiveLease", "LiveLeases", "LiveState", "LiveTier", "LiveTransfers", "Standing",
@@ -172,7 +173,7 @@ def _take_tier(view: View, tier: Tier, *, cells: int) -> LiveTier:
     cell_map = view.core.peek.take_map(tier, cells=cells)
     return LiveTier(
         slots=view.capacities[tier],
-        states=counts.by_state(),
+        states={state.value: slots for state, slots in counts.by_state().items()},
         pinned=counts.resident - counts.evictable,
         cell_slots=cell_map.cell_slots,
         cells=cell_map.cells,
@@ -201,8 +202,8 @@ def _take_transfers(view: View) -> dict[Direction, LiveTransfers]:
 def _take_leases(view: View) -> LiveLeases:
     by_state = _sum_by_label(request_readers.read_leases(view))
     return LiveLeases(
-        active=by_state["active"],
-        overdue=by_state["overdue"],
+        active=by_state[LeaseTerm.ACTIVE.value],
+        overdue=by_state[LeaseTerm.OVERDUE.value],
         waiting=view.facts.read_waiting(),
         oldest=_read_steadily(lambda: _list_oldest(view)),
     )

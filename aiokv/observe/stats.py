@@ -24,6 +24,7 @@ __all__ = [
     "EventKind",
     "Histogram",
     "Invariant",
+    "LeaseTerm",
     "Polls",
     "Stats",
 ]
@@ -93,6 +94,14 @@ class Invariant(Enum):
     """The states of a pool sum to its capacity, and none is negative."""
     TRANSFERS = "transfers"
     """What was submitted has ended or is in flight."""
+
+
+class LeaseTerm(Enum):
+    """Whether a lease is held for as long as it may be."""
+
+    ACTIVE = "active"
+    OVERDUE = "overdue"
+    """For longer than `lease_age_limit_s`."""
 
 
 @final
