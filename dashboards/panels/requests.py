@@ -77,7 +77,7 @@ EVENTS: Final = Row(
     panels=(
         Panel(
             title="Events published",
-            description="Cache events handed to subscribers, each a run of blocks, by type.",
+            description="Cache events published while somebody subscribed, by type: runs of blocks, and cleared tiers.",
             queries=(Query(expr=rate("aiokv_kv_events_published_total", by=("type",)), legend="{{type}}"),),
             axis="events/s",
         ),
