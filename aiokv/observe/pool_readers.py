@@ -23,10 +23,10 @@ __all__ = [
 
 
 def read_pool_blocks(view: View) -> Iterable[Reading]:
-    """The states sum to the capacity, whenever they are read."""
+    """Every slot is in one state: they sum to the capacity, whoever changes them meanwhile."""
     for tier, counts in view.core.peek.pools().items():
         for state, blocks in counts.by_state().items():
-            yield Reading((tier.value, state), blocks)
+            yield Reading((tier.value, state.value), blocks)
 
 
 def read_pool_capacity(view: View) -> Iterable[Reading]:

@@ -48,7 +48,7 @@ async def test_pools_and_maps_are_those_of_the_snapshot() -> None:
         for tier, counts in ((Tier.GPU, snapshot.gpu), (Tier.CPU, snapshot.cpu)):
             assert counts is not None
             shown = state.tiers[tier]
-            assert shown.states == counts.by_state()
+            assert shown.states == {state.value: slots for state, slots in counts.by_state().items()}
             assert sum(shown.states.values()) == shown.slots
             assert shown.pinned == counts.resident - counts.evictable
             cells = Counter(shown.cells)
