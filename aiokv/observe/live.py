@@ -26,6 +26,8 @@ __all__ = [
 LIVE_SCHEMA: Final = 1
 """Goes up when something in `LiveState.as_json` is taken away or changes its meaning."""
 _OLDEST_LEASES: Final = 8
+_ID_CHARACTERS: Final = 256
+"""Clients choose the ids of their requests: the longest ones must not make the state too large to be read."""
 _READ_TRIES: Final = 5
 
 T = TypeVar("T")
@@ -83,6 +85,7 @@ class LiveLease:
     """One lease: who holds how many GPU blocks, and for how long."""
 
     request_id: str
+    """The beginning of it, at most 256 characters."""
     age_s: float
     state: str
     blocks: int
@@ -213,7 +216,7 @@ def _list_oldest(view: View) -> tuple[LiveLease, ...]:
     opened_at = list(islice(view.stats.opened_at.items(), _OLDEST_LEASES))
     return tuple(
         LiveLease(
-            request_id=record.request.request_id,
+            request_id=record.request.request_id[:_ID_CHARACTERS],
             age_s=max(view.now - opened, 0.0),
             state=record.state.value,
             blocks=record.count_held(),
