@@ -24,6 +24,7 @@ from aiokv import ConfigError
 from aiokv.core.audit import Audit, Holding
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.app import Access, ServerApp, make_app
+from aiokv_engine.server.connection import Connection
 from aiokv_engine.server.service import MAX_QUEUE, make_service
 from aiokv_engine.serving import Serving
 
@@ -122,7 +123,7 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
     """Accepts connections inside; afterwards they are closed."""
     config = uvicorn.Config(
         server_app.app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
