@@ -13,7 +13,7 @@ import pytest
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.tokenizer import GgufTokenizer
 from tests.engine.cases import Gate
-from tests.serve.cases import MODEL, PATIENCE, Running, running
+from tests.serve.cases import MODEL, PATIENCE, Running, error_of, running
 
 PROMPT = [7 + index % 90 for index in range(100)]
 
@@ -130,6 +130,31 @@ async def test_a_client_that_leaves_while_it_is_tokenised_is_never_let_in(
         assert await server.metric("aiokv_serve_generated_tokens_total") == 0
         await server.assert_all_given_back()
         assert await cancelled(server) == 1
+
+
+async def test_a_request_that_is_tokenised_when_the_grace_ends_is_told_so(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def wait(_: GgufTokenizer, __: str) -> list[int]:
+        has_begun.set()
+        may_end.wait(PATIENCE)
+        return PROMPT
+
+    monkeypatch.setattr(GgufTokenizer, "encode", wait)
+    async with running(tiny) as server:
+        gate = server.server_app.service.gate
+        with server.background("long " * 300) as request:
+            await server.until(has_begun.is_set)
+            assert gate.cut_off() == 1
+            response = await request
+            may_end.set()
+        await server.assert_all_given_back()
+        assert await server.metric("aiokv_serve_generated_tokens_total") == 0
+        assert await cancelled(server) == 1
+    assert response.status_code == 503
+    assert error_of(response)["code"] == "cut_off"
 
 
 async def test_a_client_that_reads_nothing_holds_no_blocks_when_its_answer_is_complete(tiny: LoadedModel) -> None:

@@ -82,8 +82,9 @@ def open_socket(host: str, *, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # names that no name server is asked for are the latter
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"cannot listen on {host}: {reason}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -120,7 +121,11 @@ async def serve(
 
 @asynccontextmanager
 async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncIterator[None]:
-    """Accepts connections inside; afterwards they are closed."""
+    """Accepts connections inside; afterwards they are closed. Raises `ConfigError` if somebody else came first."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:  # both were bound before one has listened
+        raise ConfigError(f"cannot listen on {_url(listener)}: {error.strerror or error}") from error
     config = uvicorn.Config(
         server_app.app,
         http=Connection,
