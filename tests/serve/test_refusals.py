@@ -303,7 +303,16 @@ async def test_requests_for_a_foreign_host_are_refused(tiny: LoadedModel) -> Non
 
 async def test_a_host_that_is_malformed_is_no_known_host(tiny: LoadedModel) -> None:
     """A URL of such a header falls back to the address of the server, which is allowed."""
-    hosts = (b"", b"[::1", b"[::1]x", b"//evil.net", b"evil.net/127.0.0.1", b"user@127.0.0.1", b"127.0.0.1:port", b"\xff")
+    hosts = (
+        b"",
+        b"[::1",
+        b"[::1]x",
+        b"//evil.net",
+        b"evil.net/127.0.0.1",
+        b"user@127.0.0.1",
+        b"127.0.0.1:port",
+        b"\xff",
+    )
     async with running(tiny) as server:
         for host in hosts:
             assert (await server.client.get("/v1/models", headers=[(b"host", host)])).status_code == 400, host

@@ -141,7 +141,7 @@ async def connect_narrowly(server: Running) -> tuple[asyncio.StreamReader, async
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     narrow.connect(("127.0.0.1", server.port))
-    narrow.setblocking(False)
+    narrow.settimeout(0)
     return await asyncio.open_connection(sock=narrow, limit=1024)
 
 

@@ -141,7 +141,7 @@ class _HostCheck:
             raise ApiError("requests for this host are not answered here", code="unknown_host")
 
     def _is_known(self, header: str) -> bool:
-        """Reads the header as it came: of one that is malformed the request's URL would name our own address instead."""
+        """Reads the header as it came: with a malformed one the request's URL would name our own address."""
         found = _HOST_HEADER.fullmatch(header)
         host = (found["address"] or found["name"]).lower() if found else ""
         return host in self._names or bool(self._suffixes and host.endswith(self._suffixes))

@@ -25,6 +25,7 @@ from aiokv.core.audit import Audit, Holding
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.app import Access, ServerApp, make_app
 from aiokv_engine.server.connection import Connection
+from aiokv_engine.server.log_limit import limited_logs
 from aiokv_engine.server.service import MAX_QUEUE, make_service
 from aiokv_engine.serving import Serving
 
@@ -140,15 +141,16 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
         timeout_graceful_shutdown=_LAST_BYTES_S,
     )
     server = _Server(config)
-    running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.wait({running, server.accepts}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        yield
-    finally:
-        server.should_exit = True
-        await running
+    with limited_logs():
+        running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.wait({running, server.accepts}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            yield
+        finally:
+            server.should_exit = True
+            await running
 
 
 @final
