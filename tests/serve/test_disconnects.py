@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.server.errors import Outcome
 from aiokv_engine.tokenizer import GgufTokenizer
 from tests.engine.cases import Gate
 from tests.serve.cases import MODEL, PATIENCE, Running, error_of, running
@@ -93,6 +94,32 @@ async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(tiny: 
         await server.until(lambda: server.server_app.service.gate.is_idle)
         assert server.serving.kv.snapshot() == before
         assert (await server.complete(PROMPT)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_may_leave_after_any_byte_of_its_answer(tiny: LoadedModel, *, stream: bool) -> None:
+    async with running(tiny) as server:
+        request = request_bytes(server, max_tokens=3, stream=stream)
+        whole = await _first_bytes(server, request, count=10_000)
+        assert len(whole) > 300
+        for count in range(1, len(whole), 23):
+            assert len(await _first_bytes(server, request, count=count)) >= count
+        await server.assert_all_given_back()
+        metrics = server.server_app.service.metrics
+        asked = 1 + len(range(1, len(whole), 23))
+        assert metrics.requests(Outcome.OK) + metrics.requests(Outcome.CANCELLED) == asked
+
+
+async def _first_bytes(server: Running, request: bytes, *, count: int) -> bytes:
+    """So many bytes of an answer, or all there are; the client leaves as soon as it has them."""
+    reader, writer = await connect(server)
+    writer.write(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    received = b""
+    async with asyncio.timeout(PATIENCE):
+        while len(received) < count and (piece := await reader.read(count - len(received))):
+            received += piece
+    await hang_up(writer)
+    return received
 
 
 async def test_a_body_that_does_not_come_in_time_ends_its_connection(

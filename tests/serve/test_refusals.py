@@ -290,7 +290,7 @@ async def test_a_template_that_refuses_is_a_bad_request(tiny: LoadedModel, monke
 
 
 async def test_requests_for_a_foreign_host_are_refused(tiny: LoadedModel) -> None:
-    access = Access(allowed_hosts=("example.org", "*.example.com"))
+    access = Access(allowed_hosts=("Example.org", "*.example.COM"))
     async with running(tiny, access=access) as server:
         for host, status in (("example.org:81", 200), ("a.example.com", 200), ("evil.net", 400), ("127.0.0.1", 400)):
             response = await server.client.get("/v1/models", headers={"host": host})

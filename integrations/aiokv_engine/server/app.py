@@ -133,8 +133,9 @@ class _HostCheck:
     __slots__ = ("_names", "_suffixes")
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
-        self._names = frozenset(allowed_hosts)
-        self._suffixes = tuple(pattern[1:] for pattern in allowed_hosts if pattern.startswith("*."))
+        patterns = [pattern.lower() for pattern in allowed_hosts]
+        self._names = frozenset(patterns)
+        self._suffixes = tuple(pattern[1:] for pattern in patterns if pattern.startswith("*."))
 
     async def __call__(self, request: Request) -> None:
         if not ("*" in self._names or self._is_known(request.headers.get("host", ""))):
