@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 
 import pytest
@@ -114,6 +115,27 @@ async def test_a_client_that_reads_nothing_is_cut(tiny: LoadedModel, monkeypatch
         writer.close()
 
 
+@pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
+async def test_a_complete_answer_that_nobody_reads_holds_no_connection(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, connection: bytes
+) -> None:
+    """What is left of it fits into the buffer of the connection, which would wait for ever to write it."""
+    monkeypatch.setattr("aiokv_engine.server.connection.STALL_SECONDS", 0.05)
+    async with running(tiny, send_buffer=4096) as server:
+        before = await count_open_files()
+        _, writer = await connect_narrowly(server)
+        writer.write(long_stream(tokens=140).replace(b"Connection: close", b"Connection: " + connection))
+        await server.until(lambda: ended(server, Outcome.OK) == 1)
+        async with asyncio.timeout(PATIENCE):
+            while await count_open_files() > before + 1:  # noqa: ASYNC110  # looked at from outside
+                await asyncio.sleep(0.01)
+        writer.close()
+
+
+async def count_open_files() -> int:
+    return len(await asyncio.to_thread(os.listdir, "/dev/fd"))
+
+
 async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: LoadedModel) -> None:
     async with running(tiny, send_buffer=4096) as server:
         reader, writer = await connect_narrowly(server)
@@ -129,10 +151,10 @@ async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: Loaded
         await server.assert_all_given_back()
 
 
-def long_stream() -> bytes:
+def long_stream(*, tokens: int = LONG) -> bytes:
     """A request for more than any buffer holds."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
-    request = request_bytes(max_tokens=LONG, stream=True, stream_options=usage)
+    request = request_bytes(max_tokens=tokens, stream=True, stream_options=usage)
     return request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 
 

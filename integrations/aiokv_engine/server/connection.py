@@ -62,6 +62,17 @@ class Connection(H11Protocol):
         self._reader.stop()
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        """The last byte was written, though maybe not read; if the connection ends with it, that takes some time only."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._reader.start()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No next request came: the connection ends when everything was read, or soon."""
+        super().timeout_keep_alive_handler()
+        self._reader.start()
+
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
