@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, final
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["HEAD_SECONDS", "STALL_SECONDS", "Connection"]
@@ -62,8 +63,15 @@ class Connection(H11Protocol):
         self._reader.stop()
         super().resume_writing()
 
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no HTTP. An answer that has begun, or has been given already, cannot become another one."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self._cut()
+
     def on_response_complete(self) -> None:
-        """The last byte was written, though maybe not read; if the connection ends with it, that takes some time only."""
+        """The last byte was written, though maybe not read: if the connection ends with it, it ends in time."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._reader.start()
