@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from aiokv_asgi import LOOPBACK_HOSTS, KvRoutes
 from aiokv_engine.server.answers import ChatWire, CompletionWire
-from aiokv_engine.server.errors import ApiError, Outcome
+from aiokv_engine.server.errors import ApiError, RequestOutcome
 from aiokv_engine.server.exchange import Exchange, Kind
 from aiokv_engine.server.openapi import (
     GENERATION_RESPONSES,
@@ -158,7 +158,7 @@ async def _show_http_error(request: Request, error: Exception) -> Response:
     """What the router raises: no such path, or another method."""
     if not isinstance(error, HTTPException):
         raise error
-    shown = ApiError(error.detail, status=error.status_code, outcome=Outcome.INVALID, headers=error.headers)
+    shown = ApiError(error.detail, status=error.status_code, outcome=RequestOutcome.INVALID, headers=error.headers)
     return await _show_error(request, shown)
 
 

@@ -200,18 +200,13 @@ def _first_signal() -> Iterator[asyncio.Future[signal.Signals]]:
 async def _drain(server_app: ServerApp, *, grace_s: float) -> int:
     """Waits until every request has ended; cuts off what has not by then, and returns how many those were."""
     gate = server_app.service.gate
-    try:
-        async with asyncio.timeout(grace_s):
-            await gate.wait_idle()
-    except TimeoutError:
-        cut_off = gate.cut_off()
-        try:
-            async with asyncio.timeout(_LAST_BYTES_S):
-                await gate.wait_idle()
-        except TimeoutError:
-            return cut_off  # their clients do not read: closing the connections ends them
-        return cut_off
-    return 0
+    with anyio.move_on_after(grace_s):
+        await gate.wait_idle()
+        return 0
+    cut_off = gate.cut_off()
+    with anyio.move_on_after(_LAST_BYTES_S):  # clients that do not read: closing the connections ends them
+        await gate.wait_idle()
+    return cut_off
 
 
 def _find_leaks(audit: Audit) -> tuple[str, ...]:
