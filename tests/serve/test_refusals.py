@@ -125,6 +125,67 @@ async def test_a_bad_message_is_named(tiny: LoadedModel) -> None:
             assert SECRET not in error["message"]
 
 
+PLAIN_WORDS: list[tuple[dict[str, object], str]] = [
+    ({"presence_penalty": 1}, "presence_penalty: is not supported"),
+    ({"frequency_penalty": -0.5}, "frequency_penalty: is not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias: is not supported"),
+    ({"store": True}, "store: is not supported"),
+    ({"tools": [{}]}, "tools: is not supported"),
+    ({"top_logprobs": 2}, "top_logprobs: is not supported"),
+    ({"response_format": {"type": "json_object"}}, 'response_format: is not supported, but for {"type": "text"}'),
+    ({"n": 2}, "n: only 1 is supported"),
+    ({"temperature": 3}, "temperature: must be at most 2.0"),
+    ({"temperature": "0"}, "temperature: must be a number"),
+    ({"top_p": 0}, "top_p: must be greater than 0.0"),
+    ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+    ({"max_tokens": 2**31}, f"max_tokens: must be less than {2**31}"),
+    ({"max_tokens": 10**100}, "max_tokens: must be less than 2147483648"),
+    ({"max_tokens": 1.5}, "max_tokens: must be a whole number"),
+    ({"stream": "yes"}, "stream: must be true or false"),
+    ({"stream_options": {"chunks": 1}}, "stream_options: has a field that is unknown or not supported"),
+    ({"stream_options": 1}, "stream_options: must be an object"),
+    ({"cache_salt": ""}, "cache_salt: must not be empty"),
+    ({"user": "a" * 300}, "user: has at most 256 characters"),
+    ({"messages": []}, "messages: must not be empty"),
+    ({"messages": [SECRET] * 1025}, "messages.0: must be an object"),
+    ({"messages": "hello"}, "messages: must be an array"),
+    (
+        {"messages": [{"role": "tool", "content": "a"}]},
+        "messages.0.role: must be 'system', 'developer', 'user' or 'assistant'",
+    ),
+    (
+        {"messages": [{"role": "user", "content": 1}]},
+        'messages.0.content: must be a string or an array of parts {"type": "text", "text": string}',
+    ),
+]
+
+
+async def test_faults_are_told_in_plain_words(tiny: LoadedModel) -> None:
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": SECRET}]}
+    async with running(tiny) as server:
+        for said, message in PLAIN_WORDS:
+            status, error = await post(server, json.dumps(chat | said).encode(), "/v1/chat/completions")
+            assert (status, error["message"]) == (400, message)
+
+
+async def test_no_message_speaks_of_the_checks_themselves(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        for param, value in BAD_PARAMETERS:
+            _, error = await post(server, body(**{param: value}))
+            for word in ("input", "Value error", "validation", "dictionary", "instance", "is not valid", "{", "constr"):
+                assert word not in error["message"], (param, value)
+
+
+async def test_without_a_model_the_one_there_is_answers(tiny: LoadedModel) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    async with running(tiny) as server:
+        for said in ({}, {"model": None}):
+            text = await server.client.post("/v1/completions", json={"prompt": "a", **said})
+            chat = await server.client.post("/v1/chat/completions", json={"messages": messages, **said})
+            assert (text.status_code, chat.status_code) == (200, 200)
+            assert text.json()["model"] == chat.json()["model"] == MODEL
+
+
 async def test_a_malformed_body_is_refused(tiny: LoadedModel) -> None:
     async with running(tiny) as server:
         for content in MALFORMED:
@@ -140,7 +201,7 @@ async def test_a_body_that_is_not_json_by_its_header_is_refused(tiny: LoadedMode
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             response = await server.client.post("/v1/completions", content=body(), headers={"content-type": kind})
             assert response.status_code == 415
-            error_of(response)
+            assert "Content-Type: application/json" in error_of(response)["message"]
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_announcement_and_by_its_bytes(tiny: LoadedModel) -> None:

@@ -76,7 +76,8 @@ class Exchange(Response, Generic[R]):
         """Answers one request."""
         with _counted(self._service):
             said = await self._read(Request(scope, receive))
-            self._service.check_model(said.model)
+            if said.model is not None:
+                self._service.check_model(said.model)
             async with _while_connected(receive):
                 await self._answer(said, send=send)
 
