@@ -91,11 +91,11 @@ async def test_a_client_that_leaves_is_seen_though_it_has_sent_a_next_request(
 
 
 async def test_of_next_requests_only_so_much_is_read_while_one_is_answered(tiny: LoadedModel, steps: Gate) -> None:
-    much = 2**21
-    async with running(tiny, buffers=4096) as server:
+    much = 2**24  # more than the kernel's buffers hold
+    async with running(tiny) as server:
         gate = server.server_app.service.gate
         steps.close()
-        _, writer = await connect_narrowly(server)
+        _, writer = await connect(server)
         writer.write(request_bytes(max_tokens=1))
         await server.until(lambda: gate.running == 1)
         writer.write(b"G" * much)
@@ -166,6 +166,26 @@ async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: Loaded
         assert b"data: [DONE]" in received
         assert received.count(b'"finish_reason":"length"') == 1
         await server.assert_all_given_back()
+
+
+async def test_a_client_that_has_read_late_is_not_cut_afterwards(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiokv_engine.server.connection.STALL_SECONDS", 1.5)
+    loop = asyncio.get_running_loop()
+    async with running(tiny, buffers=4096) as server:
+        reader, writer = await connect_narrowly(server)
+        writer.write(long_stream(tokens=300).replace(b"Connection: close", b"Connection: keep-alive"))
+        metrics = server.server_app.service.metrics
+        await server.until(lambda: metrics.generated_tokens == 300)
+        async with asyncio.timeout(PATIENCE):
+            while b"[DONE]" not in await reader.readline():
+                pass
+        would_be_cut = loop.time() + 1.6
+        await server.until(lambda: loop.time() > would_be_cut)
+        writer.write(NEXT)
+        assert b"HTTP/1.1 200 OK" in await read_all(reader)
+        writer.close()
 
 
 def long_stream(*, tokens: int = LONG) -> bytes:
