@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = sorted((ROOT / "aiokv").rglob("*.py"))
 INTEGRATIONS = sorted((ROOT / "integrations").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "aiokv/cli/bench").rglob("*.py"))
-SOURCES = [*LIBRARY, *INTEGRATIONS]
+DASHBOARDS = sorted(path for path in (ROOT / "dashboards").rglob("*.py") if "node_modules" not in path.parts)
+SOURCES = [*LIBRARY, *INTEGRATIONS, *DASHBOARDS]
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 TOP_LEVEL = {"pyproject.toml", "aiokv", "integrations", "tests", "dashboards", "README.md", "LICENSE"}

@@ -51,3 +51,9 @@ def test_map_has_at_most_sixty_lines_and_names_what_exists() -> None:
             named += [folder + name for name in re.findall(r"[a-z_]+\.py", line)]
     missing = [name for name in named if not (_ROOT / name).exists()]
     assert not missing
+
+
+def test_each_alert_has_its_line() -> None:
+    rules = (_ROOT / "dashboards" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    told = re.findall(r"^- `(Aiokv\w+)`: \S", _README, flags=re.MULTILINE)
+    assert sorted(told) == sorted(re.findall(r"alert: (\w+)", rules))

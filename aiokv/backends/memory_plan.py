@@ -28,7 +28,7 @@ __all__ = [
     "plan_memory",
 ]
 
-SLOT_STATE_BYTES: Final = 128
+SLOT_STATE_BYTES: Final = 132
 """No more a slot takes in either tier, its index entry included, where no events are on; mostly about 100."""
 _CHECKSUM_BYTES: Final = 9
 """Per CPU slot."""

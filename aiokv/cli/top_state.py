@@ -34,6 +34,8 @@ _DIRECTIONS: Final = ("load", "store")
 _ERRORS: Final = ("error", "corrupt", "lost")
 _MOST_LEASES: Final = 64
 _TOO_MANY: Final = 1 << 63
+_SHORTEST_S: Final = 0.0005
+"""A server tells its time in milliseconds: what is shorter is no time between two looks."""
 
 T = TypeVar("T")
 
@@ -115,7 +117,9 @@ def find_rates(before: ServerState, after: ServerState) -> Rates | None:
     """The rates between two states of one server; None if time stood still or the server has started anew between."""
     interval = after.uptime_s - before.uptime_s
     totals = list(zip(_totals(before), _totals(after), strict=True))
-    if interval <= 0 or any(later.get(name, -1) < count for counts, later in totals for name, count in counts.items()):
+    if interval < _SHORTEST_S or any(
+        later.get(name, -1) < count for counts, later in totals for name, count in counts.items()
+    ):
         return None
     rates = [{name: (later[name] - count) / interval for name, count in counts.items()} for counts, later in totals]
     tokens, num_bytes, blocks, failed, evictions = rates

@@ -11,6 +11,7 @@ from aiokv.model.ids import Direction, KeyEnum, Tier
 from aiokv.model.plan import DeclineReason, DeferReason, Hit, Outcome
 
 __all__ = [
+    "COPY_ENDS",
     "HINT_DECLINES",
     "INTERLEAVED_RUNS_CAP",
     "LOAD_FAILURES",
@@ -20,6 +21,7 @@ __all__ = [
     "EventRefusal",
     "EvictReason",
     "HintClosing",
+    "HintExtent",
     "LookupResult",
     "Phase",
     "RevokeReason",
@@ -90,6 +92,13 @@ class RevokeReason(KeyEnum):
     OPERATOR = "operator"
 
 
+class HintExtent(KeyEnum):
+    """How much of its prefix a residence hint holds."""
+
+    WHOLE = "whole"
+    PARTIAL = "partial"
+
+
 class HintClosing(KeyEnum):
     """How a residence hint ended."""
 
@@ -104,6 +113,8 @@ STORE_SKIPS: Final[tuple[DeclineReason, ...]] = tuple(
     reason for reason in DeclineReason if reason is not DeclineReason.QUOTA
 )
 """Why a block is not stored."""
+COPY_ENDS: Final = (Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST)
+"""How copies end that were submitted; dropped ones never were."""
 LOAD_FAILURES: Final = (Outcome.LOST, Outcome.FAILED, Outcome.CORRUPT, Outcome.DROPPED)
 """How loads fail, the worst first."""
 
@@ -150,7 +161,7 @@ class Counters:
         self.events_refused = dict.fromkeys(EventRefusal, 0)
         self.submitted_blocks = dict.fromkeys(Direction, 0)
         self.transferred_blocks = {(direction, outcome): 0 for direction in Direction for outcome in Outcome}
-        self.rank_reports = dict.fromkeys((Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST), 0)
+        self.rank_reports = dict.fromkeys(COPY_ENDS, 0)
         self.store_skipped_blocks = dict.fromkeys(STORE_SKIPS, 0)
         self.evicted_blocks = {(tier, reason): 0 for tier in Tier for reason in EvictReason}
         self.truncated_tokens = 0

@@ -25,7 +25,7 @@ from typing import Final, final
 
 import numpy as np
 
-from aiokv.core.counters import HintClosing, RevokeReason
+from aiokv.core.counters import HintClosing, HintExtent, RevokeReason
 from aiokv.core.coverage import covered_range
 from aiokv.core.hint_table import HintEvent, HintRecord, HintState, WantedBlock
 from aiokv.core.lookup import Residency, find_residency
@@ -97,11 +97,11 @@ class Hints:
         """Blocks of a tier that hints hold, each counted once."""
         return len(self._world.hints.held[tier])
 
-    def count_by_extent(self) -> dict[str, int]:
-        """How many hints hold all of their prefix ("whole"), and how many a part ("partial"). From any thread."""
+    def count_by_extent(self) -> dict[HintExtent, int]:
+        """How many hints hold all of their prefix, and how many a part. From any thread."""
         live = self.live()
         whole = sum(record.is_whole for record in live)
-        return {"whole": whole, "partial": len(live) - whole}
+        return {HintExtent.WHOLE: whole, HintExtent.PARTIAL: len(live) - whole}
 
     def quota_blocks(self, tier: Tier) -> int:
         """Blocks of a tier that the hints of one tenant may hold; 0 without such a tier."""

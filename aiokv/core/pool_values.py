@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aiokv.model.ids import DigestArray, IntArray
+from aiokv.model.ids import DigestArray, IntArray, KeyEnum
 
-__all__ = ["NOTHING_EVICTED", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts", "take_joined"]
+__all__ = ["NOTHING_EVICTED", "Epochs", "Evicted", "GroupArray", "NamedSlots", "PoolCounts", "SlotState", "take_joined"]
 
 GroupArray = NDArray[np.int16]
 """Group indices, shape `[n]`."""
@@ -67,6 +67,15 @@ class NamedSlots(NamedTuple):
     evicted: Evicted
 
 
+class SlotState(KeyEnum):
+    """What a slot is; each is in one state. Each is a metric label."""
+
+    FREE = "free"
+    RESERVED = "reserved"
+    RESIDENT = "resident"
+    QUARANTINED = "quarantined"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCounts:
     """How many slots are in each state; the first four sum to the capacity."""
@@ -78,11 +87,11 @@ class PoolCounts:
     evictable: int
     claimed: int
 
-    def by_state(self) -> dict[str, int]:
-        """The four states that every slot is in one of."""
+    def by_state(self) -> dict[SlotState, int]:
+        """Slots by the state they are in."""
         return {
-            "free": self.free,
-            "reserved": self.reserved,
-            "resident": self.resident,
-            "quarantined": self.quarantined,
+            SlotState.FREE: self.free,
+            SlotState.RESERVED: self.reserved,
+            SlotState.RESIDENT: self.resident,
+            SlotState.QUARANTINED: self.quarantined,
         }

@@ -6,6 +6,8 @@ Whatever pins that wait to be dropped could change is told once they are.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,8 @@ from aiokv.model.ids import BoolArray, DigestArray, SlotArray, Tier
 from aiokv.model.plan import Found
 
 __all__ = ["PoolView"]
+
+_READ_TRIES: Final = 5
 
 
 class PoolView(PoolParts):
@@ -104,10 +108,22 @@ class PoolView(PoolParts):
     def counts(self) -> PoolCounts:
         """All counts as one value; O(1)."""
         self.settle()
-        return self.peek_counts()
+        return self._read_counts()
 
     def peek_counts(self) -> PoolCounts:
-        """The same from any thread: it changes nothing, so what was let go of a moment ago may still count as held."""
+        """The same from any thread: it changes nothing, so what was let go of a moment ago may still count as held.
+
+        Counts that the loop's thread changes between the first one and the last one are those of no moment, and a state
+        may then have less than no slot: they are read again until two readings agree.
+        """
+        counts = self._read_counts()
+        for _ in range(_READ_TRIES):
+            before, counts = counts, self._read_counts()
+            if counts == before:
+                break
+        return counts
+
+    def _read_counts(self) -> PoolCounts:
         free, resident, out = len(self._free), len(self._index), self._quarantined_count
         return PoolCounts(
             free=free, reserved=self._capacity - free - resident - out, resident=resident, quarantined=out,

@@ -21,6 +21,7 @@ from typing import Final, final
 
 import numpy as np
 
+from aiokv.core.counters import COPY_ENDS
 from aiokv.core.inflight import Transfer, TransferEvent, TransferState
 from aiokv.core.loads import Loads
 from aiokv.core.store_queue import StoreQueue
@@ -119,7 +120,7 @@ class Ranks:
     def _is_known(self, transfer: Transfer, *, rank: int, outcome: Outcome, copies: frozenset[int]) -> bool:
         """Whether this rank has said just that before. `UsageError` for what no rank may say."""
         self._check_rank(rank)
-        if outcome not in self._world.counters.rank_reports:
+        if outcome not in COPY_ENDS:
             raise UsageError(f"a rank reports its copies as ok, corrupt, failed or lost, not as {outcome!r}")
         _require_submitted(transfer)
         known = transfer.reports.get(rank, outcome)

@@ -7,15 +7,12 @@ middle of a step. So a scrape from elsewhere sets `Stats.check_due`, and the loo
 from __future__ import annotations
 
 from aiokv.core.cache import CacheState
-from aiokv.core.counters import Counters
+from aiokv.core.counters import COPY_ENDS, Counters
+from aiokv.core.pool_values import SlotState
 from aiokv.model.ids import Direction
-from aiokv.model.plan import Outcome
 from aiokv.observe.stats import Invariant, Stats
 
-__all__ = ["COPY_ENDS", "check_invariants", "count_in_flight"]
-
-COPY_ENDS = (Outcome.OK, Outcome.CORRUPT, Outcome.FAILED, Outcome.LOST)
-"""How copies end that were submitted; dropped ones never were."""
+__all__ = ["check_invariants", "count_in_flight"]
 
 
 def check_invariants(core: CacheState, stats: Stats) -> None:
@@ -43,7 +40,7 @@ def _find_violated(core: CacheState) -> list[Invariant]:
     violated = {
         Invariant.LEASES: counters.leases_opened - sum(counters.leases_closed.values()) != core.live_leases,
         Invariant.POOLS: any(min(states.values()) < 0 for states in pools),
-        Invariant.IDLE: is_idle and any(states["reserved"] for states in pools),
+        Invariant.IDLE: is_idle and any(states[SlotState.RESERVED] for states in pools),
         Invariant.TRANSFERS: min(in_flight) < 0 or (not core.unfinished_transfers and any(in_flight)),
     }
     return [invariant for invariant, is_violated in violated.items() if is_violated]

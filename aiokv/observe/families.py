@@ -66,20 +66,20 @@ _EVENTS: Final = (
         name="aiokv_kv_events_published",
         kind=Kind.COUNTER,
         labels=("type",),
-        help="Cache events handed to subscribers, each a run of blocks.",
+        help="Cache events published while somebody subscribed, each counted once.",
         read=readers.read_events_published,
     ),
     Family(
         name="aiokv_kv_events_dropped",
         kind=Kind.COUNTER,
-        help="Cache events that slow subscribers missed.",
+        help="Cache events that slow subscribers missed, each counted for every one of them.",
         read=readers.read_events_dropped,
     ),
     Family(
         name="aiokv_kv_events_rejected",
         kind=Kind.COUNTER,
         labels=("reason",),
-        help="Blocks that became findable without an event, as it could not have been a dense run.",
+        help="Blocks that became findable without an event, though somebody subscribed: it would be no dense run.",
         read=readers.read_events_rejected,
     ),
     Family(

@@ -19,7 +19,7 @@ __all__ = [
 def read_hints(view: View) -> Iterable[Reading]:
     """Those that hold all of their prefix, and those that wait for some of it, or for room."""
     for extent, hints in view.core.hints.count_by_extent().items():
-        yield Reading((extent,), hints)
+        yield Reading((extent.value,), hints)
 
 
 def read_hint_blocks(view: View) -> Iterable[Reading]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final, TypeVar, final
 
@@ -16,6 +16,7 @@ from aiokv.model.ids import Direction, Tier
 from aiokv.model.pinning import NOT_NEEDED, PinStatus
 from aiokv.observe import pool_readers, readers, request_readers, transfer_readers
 from aiokv.observe.readers import Reading, View
+from aiokv.observe.stats import LeaseTerm
 
 __all__ = [
     "LIVE_SCHEMA", "NOT_OPEN", "LiveLease", "LiveLeases", "LiveState", "LiveTier", "LiveTransfers", "Standing",
@@ -25,6 +26,8 @@ __all__ = [
 LIVE_SCHEMA: Final = 1
 """Goes up when something in `LiveState.as_json` is taken away or changes its meaning."""
 _OLDEST_LEASES: Final = 8
+_ID_CHARACTERS: Final = 256
+"""Clients choose the ids of their requests: the longest ones must not make the state too large to be read."""
 _READ_TRIES: Final = 5
 
 T = TypeVar("T")
@@ -82,6 +85,7 @@ class LiveLease:
     """One lease: who holds how many GPU blocks, and for how long."""
 
     request_id: str
+    """The beginning of it, at most 256 characters."""
     age_s: float
     state: str
     blocks: int
@@ -128,9 +132,9 @@ class LiveState:
             "uptime_s": round(self.uptime_s, 3),
             "degraded": list(self.degraded),
             "is_accepting": self.is_accepting,
-            "tiers": {tier.value: _show_tier(state) for tier, state in self.tiers.items()},
+            "tiers": {tier.value: asdict(state) for tier, state in self.tiers.items()},
             "prompt_tokens": dict(self.prompt_tokens),
-            "transfers": {direction.value: _show_transfers(state) for direction, state in self.transfers.items()},
+            "transfers": {direction.value: asdict(state) for direction, state in self.transfers.items()},
             "leases": _show_leases(self.leases),
             "evictions": {tier.value: blocks for tier, blocks in self.evictions.items()},
         }
@@ -172,7 +176,7 @@ def _take_tier(view: View, tier: Tier, *, cells: int) -> LiveTier:
     cell_map = view.core.peek.take_map(tier, cells=cells)
     return LiveTier(
         slots=view.capacities[tier],
-        states=counts.by_state(),
+        states={state.value: slots for state, slots in counts.by_state().items()},
         pinned=counts.resident - counts.evictable,
         cell_slots=cell_map.cell_slots,
         cells=cell_map.cells,
@@ -201,8 +205,8 @@ def _take_transfers(view: View) -> dict[Direction, LiveTransfers]:
 def _take_leases(view: View) -> LiveLeases:
     by_state = _sum_by_label(request_readers.read_leases(view))
     return LiveLeases(
-        active=by_state["active"],
-        overdue=by_state["overdue"],
+        active=by_state[LeaseTerm.ACTIVE.value],
+        overdue=by_state[LeaseTerm.OVERDUE.value],
         waiting=view.facts.read_waiting(),
         oldest=_read_steadily(lambda: _list_oldest(view)),
     )
@@ -212,7 +216,7 @@ def _list_oldest(view: View) -> tuple[LiveLease, ...]:
     opened_at = list(islice(view.stats.opened_at.items(), _OLDEST_LEASES))
     return tuple(
         LiveLease(
-            request_id=record.request.request_id,
+            request_id=record.request.request_id[:_ID_CHARACTERS],
             age_s=max(view.now - opened, 0.0),
             state=record.state.value,
             blocks=record.count_held(),
@@ -244,37 +248,6 @@ def _whole(reading: Reading) -> int:
     return int(reading.value) if isinstance(reading.value, int | float) else 0
 
 
-def _show_tier(tier: LiveTier) -> dict[str, object]:
-    return {
-        "slots": tier.slots,
-        "states": dict(tier.states),
-        "pinned": tier.pinned,
-        "cell_slots": tier.cell_slots,
-        "cells": tier.cells,
-    }
-
-
-def _show_transfers(transfers: LiveTransfers) -> dict[str, object]:
-    return {
-        "queued_blocks": transfers.queued_blocks,
-        "inflight_blocks": transfers.inflight_blocks,
-        "ended_blocks": dict(transfers.ended_blocks),
-        "bytes": transfers.bytes,
-    }
-
-
 def _show_leases(leases: LiveLeases) -> dict[str, object]:
-    return {
-        "active": leases.active,
-        "overdue": leases.overdue,
-        "waiting": leases.waiting,
-        "oldest": [
-            {
-                "request_id": lease.request_id,
-                "age_s": round(lease.age_s, 3),
-                "state": lease.state,
-                "blocks": lease.blocks,
-            }
-            for lease in leases.oldest
-        ],
-    }
+    oldest = [asdict(lease) | {"age_s": round(lease.age_s, 3)} for lease in leases.oldest]
+    return asdict(leases) | {"oldest": oldest}

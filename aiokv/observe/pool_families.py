@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiokv.core.block_ages import SAMPLE, TICKS_PER_SECOND
 from aiokv.observe import pool_readers
 from aiokv.observe.family import Family, Kind
 
@@ -45,7 +46,7 @@ POOLS: Final = (
         kind=Kind.HISTOGRAM,
         unit="seconds",
         labels=("tier",),
-        help="How long evicted blocks had not been used, of one block in 1,024, to a sixteenth of a second.",
+        help=f"How long evicted blocks had not been used, of one in {SAMPLE:,}; to 1/{TICKS_PER_SECOND} of a second.",
         read=pool_readers.read_eviction_idle,
     ),
     Family(
@@ -53,7 +54,7 @@ POOLS: Final = (
         kind=Kind.HISTOGRAM,
         unit="seconds",
         labels=("tier",),
-        help="How long blocks had not been used when a request hit them, of one block in 1,024; none that was in use.",
+        help=f"How long blocks had not been used when a request hit them, of one in {SAMPLE:,}; none that was in use.",
         read=pool_readers.read_reuse_gap,
     ),
     Family(

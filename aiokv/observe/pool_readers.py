@@ -23,13 +23,10 @@ __all__ = [
 
 
 def read_pool_blocks(view: View) -> Iterable[Reading]:
-    """What is neither free, resident nor quarantined is reserved: read so, the states always sum to the capacity."""
-    pools = view.core.peek.pools()
-    for tier, capacity in view.capacities.items():
-        states = pools[tier].by_state()
-        states["reserved"] = capacity - states["free"] - states["resident"] - states["quarantined"]
-        for state, blocks in states.items():
-            yield Reading((tier.value, state), blocks)
+    """Every slot is in one state: they sum to the capacity, whoever changes them meanwhile."""
+    for tier, counts in view.core.peek.pools().items():
+        for state, blocks in counts.by_state().items():
+            yield Reading((tier.value, state.value), blocks)
 
 
 def read_pool_capacity(view: View) -> Iterable[Reading]:

@@ -51,7 +51,7 @@ REQUESTS: Final = (
         kind=Kind.COUNTER,
         unit="tokens",
         labels=("source", "reason"),
-        help="Prompt tokens promised at admission and computed instead, by how their load failed.",
+        help="Prompt tokens promised and then computed, by how their load failed; GPU hits behind it included.",
         read=request_readers.read_load_failed_tokens,
     ),
     Family(
@@ -65,7 +65,7 @@ REQUESTS: Final = (
         name="aiokv_cancellations",
         kind=Kind.COUNTER,
         labels=("stage",),
-        help="Requests cancelled or timed out, by what they were waiting for: lookup (with hashing), room, or loads.",
+        help="Requests cancelled or timed out: at their 'lookup' or hashing, 'queued' for room, with loads 'inflight'.",
         read=request_readers.read_cancellations,
     ),
     Family(
@@ -81,7 +81,7 @@ LEASES: Final = (
     Family(
         name="aiokv_leases_opened",
         kind=Kind.COUNTER,
-        help="Requests admitted.",
+        help="Requests admitted, forks and resumed ones included.",
         read=request_readers.read_leases_opened,
     ),
     Family(

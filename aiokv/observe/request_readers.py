@@ -9,6 +9,7 @@ from typing import Final
 from aiokv.core.counters import Phase, Source
 from aiokv.model.ids import Tier
 from aiokv.observe.readers import Buckets, Reading, View, take
+from aiokv.observe.stats import LeaseTerm
 
 __all__ = [
     "read_cancel_cleanup",
@@ -109,8 +110,8 @@ def read_leases(view: View) -> Iterable[Reading]:
     """Those that hold blocks; all are read before the overdue ones, of which none is new."""
     live = view.core.live_leases
     overdue = view.stats.overdue_leases
-    yield Reading(("active",), live - overdue)
-    yield Reading(("overdue",), overdue)
+    yield Reading((LeaseTerm.ACTIVE.value,), live - overdue)
+    yield Reading((LeaseTerm.OVERDUE.value,), overdue)
 
 
 def read_oldest_lease(view: View) -> Iterable[Reading]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from aiokv.core.counters import COPY_ENDS
 from aiokv.model.plan import Outcome
-from aiokv.observe.checks import COPY_ENDS, count_in_flight
+from aiokv.observe.checks import count_in_flight
 from aiokv.observe.readers import Reading, View, take
 
 __all__ = [

@@ -69,8 +69,9 @@ class Tracing:
         Without a request there is a span of the attempt itself if it succeeds: who polls is not traced at each look.
         """
         since_ns = time.time_ns()
-        is_awaited = request is not None and request.is_open
-        place = request.place if request is not None and is_awaited else self._tracer.find_current()
+        if request is not None and not request.is_open:  # who polls now has awaited before
+            request = None
+        place = request.place if request is not None else self._tracer.find_current()
         self._attempting = place
         try:
             result = attempt()
@@ -80,7 +81,7 @@ class Tracing:
             if request is not None:
                 request.deferred(result)
             return result
-        if request is not None and is_awaited:
+        if request is not None:
             request.granted(result)
         else:
             place = self._note_grant(result, place=place, since_ns=since_ns)

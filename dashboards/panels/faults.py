@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards.panel import Panel, Query, Row
-from dashboards.promql import grown, latest, rate
+from dashboards.promql import grown, latest
 
 __all__ = ["FAULTS"]
 
@@ -15,8 +15,9 @@ FAULTS: Final = Row(
         Panel(
             title="Accounting errors by invariant",
             description=(
-                "Checks that found an invariant of the counts violated, in the time shown. Anything but 0 is a bug of "
-                "aiokv: keep the audit, report the invariant, restart the instance."
+                "Checks that found an invariant of the counts violated: how many within the length of time shown, up "
+                "to each moment. Anything but 0 is a bug of aiokv: keep the audit, report the invariant, restart the "
+                "instance."
             ),
             queries=(Query(expr=grown("aiokv_accounting_errors_total", by=("invariant",)), legend="{{invariant}}"),),
             axis="errors",
@@ -24,11 +25,11 @@ FAULTS: Final = Row(
         Panel(
             title="Corrupt blocks",
             description=(
-                "Blocks of the CPU tier that a load found changed. They are computed again, never served. Anything "
-                "but 0 is bad memory, or something that writes where it should not."
+                "Blocks of the CPU tier that a load found changed, counted likewise. They are computed again, never "
+                "served. Anything but 0 is bad memory, or something that writes where it should not."
             ),
-            queries=(Query(expr=rate("aiokv_corrupt_blocks_total"), legend="corrupt"),),
-            axis="blocks/s",
+            queries=(Query(expr=grown("aiokv_corrupt_blocks_total"), legend="corrupt"),),
+            axis="blocks",
         ),
         Panel(
             title="Orphaned blocks",

@@ -96,8 +96,8 @@ HITS: Final = Row(
         Panel(
             title="Failed loads",
             description=(
-                "Tokens that were promised from the CPU tier and had to be computed, because their load failed. "
-                "Requests were answered all the same, later. It should be 0."
+                "Prompt tokens that were promised and had to be computed, because a load from the CPU tier failed; GPU "
+                "hits behind it are among them. Requests were answered all the same, later. It should be 0."
             ),
             queries=(Query(expr=rate("aiokv_load_failed_tokens_total", by=("reason",)), legend="{{reason}}"),),
             axis="tokens/s",
@@ -117,9 +117,9 @@ SERVER: Final = Row(
         Panel(
             title="Time to first token",
             description=(
-                "From the arrival of a request to its first token, by the slowest source that its prompt needed: cpu "
-                "if any token was loaded, else gpu if any was there, else compute. cpu no better than compute: loads "
-                "cost more than the prefill that they save."
+                "From the arrival of a request to its first token, by where its prompt came from: cpu if any of it was "
+                "loaded, else gpu if any of it was a GPU hit, else compute. cpu no better than compute: loads cost "
+                "more than the prefill that they save."
             ),
             queries=quantiles("aiokv_serve_time_to_first_token_seconds", label="source"),
             unit=Unit.SECONDS,
@@ -129,8 +129,9 @@ SERVER: Final = Row(
         Panel(
             title="Requests",
             description=(
-                "Requests by how they ended. rejected: the queue was full, add capacity. failed: look at the log. "
-                "cancelled: the client left."
+                "Requests by how they ended. rejected: the queue was full (add capacity), or the server was about to "
+                "end. failed: look at the log. cancelled: the client left, or the server ended before the answer. "
+                "invalid: what was asked for cannot be answered."
             ),
             queries=(Query(expr=rate("aiokv_serve_requests_total", by=("outcome",)), legend="{{outcome}}"),),
             unit=Unit.REQUESTS_PER_SECOND,
@@ -139,12 +140,12 @@ SERVER: Final = Row(
         ),
         Panel(
             title="Queue",
-            description="Requests that wait and that run. A queue that stays is too little capacity.",
+            description="Prompts that wait and prompts that run. A queue that stays is too little capacity.",
             queries=(
                 Query(expr=latest("aiokv_serve_queue_requests"), legend="waiting"),
                 Query(expr=latest("aiokv_serve_running_requests"), legend="running"),
             ),
-            axis="requests",
+            axis="prompts",
             width=HALF,
             nothing="not aiokv serve",
         ),

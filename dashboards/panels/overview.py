@@ -101,7 +101,9 @@ OVERVIEW: Final = Row(
         ),
         Panel(
             title="Alerts",
-            description="Alerts of aiokv's rules that fire now. Each has a line in the README that says what to do.",
+            description=(
+                "Alerts of aiokv's rules that fire now, for any instance. dashboards/README.md says of each what to do."
+            ),
             queries=(
                 Query(
                     expr='count by (alertname) (ALERTS{alertstate="firing", alertname=~"Aiokv.+"})',

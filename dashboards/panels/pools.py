@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiokv.core.block_ages import SAMPLE
 from dashboards.panel import BY_STATE, HALF, Kind, Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
@@ -43,9 +44,10 @@ POOLS: Final = Row(
         Panel(
             title="Blocks not stored",
             description=(
-                "Blocks offered to the CPU tier and not copied there. already_cached is well. pool_full: everything "
-                "there is held. backpressure: stores come faster than they are copied. request_gone: requests end too "
-                "early."
+                "Blocks offered to the CPU tier and not copied there. already_cached, in_flight, seen_too_seldom (the "
+                "store policy) and unhashed (last blocks, not full) are well. pool_full: everything there is held. "
+                "backpressure: the GPU pool is promised to requests, none is left to hold for a copy. request_gone: "
+                "the request was released, or a tier reset, before it was their turn."
             ),
             queries=(Query(expr=rate("aiokv_store_skipped_blocks_total", by=("reason",)), legend="{{reason}}"),),
             axis="blocks/s",
@@ -64,8 +66,8 @@ POOLS: Final = Row(
         Panel(
             title="Idle before eviction",
             description=(
-                "How long evicted blocks had not been used, by tier, of one block in 256. Shorter than the time "
-                "between two turns of a conversation: the tier forgets them before they come back."
+                f"How long evicted blocks had not been used, by tier, of one block in {SAMPLE:,}. Shorter than the "
+                "time between two turns of a conversation: the tier forgets them before they come back."
             ),
             queries=quantiles("aiokv_eviction_idle_seconds", label="tier"),
             unit=Unit.SECONDS,
@@ -75,8 +77,8 @@ POOLS: Final = Row(
         Panel(
             title="Time until reuse",
             description=(
-                "How long blocks had not been used when a request hit them, by tier, of one block in 256. Near Idle "
-                "before eviction: a larger pool would have more hits."
+                f"How long blocks had not been used when a request hit them, by tier, of one block in {SAMPLE:,}. Near "
+                "Idle before eviction: a larger pool would have more hits."
             ),
             queries=quantiles("aiokv_block_reuse_gap_seconds", label="tier"),
             unit=Unit.SECONDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from aiokv.observe.publisher import DEFAULT_BACKLOG
 from dashboards.panel import Panel, Query, Row, Unit, quantiles
 from dashboards.promql import latest, rate
 
@@ -37,8 +38,9 @@ REQUESTS: Final = Row(
         Panel(
             title="Leases that come and go",
             description=(
-                "Requests admitted, forks among them, and leases by how they ended. finalizer: the code that embeds "
-                "aiokv lost a lease without releasing it. Many preempted: the GPU pool is too small for what runs."
+                "Requests admitted, forks and resumed ones among them, and leases by how they ended. finalizer: the "
+                "code that embeds aiokv lost a lease without releasing it. Many preempted: the GPU pool is too small "
+                "for what runs."
             ),
             queries=(
                 Query(expr=rate("aiokv_leases_opened_total"), legend="admitted"),
@@ -50,8 +52,8 @@ REQUESTS: Final = Row(
         Panel(
             title="Cancellations",
             description=(
-                "Requests cancelled or timed out, by what they were waiting for. queued: they waited for room for too "
-                "long. inflight: they left while their blocks were being loaded."
+                "Requests cancelled or timed out, by what they were waiting for. lookup: hashing of their prompt. "
+                "queued: they waited for room for too long. inflight: they left while their blocks were being loaded."
             ),
             queries=(Query(expr=rate("aiokv_cancellations_total", by=("stage",)), legend="{{stage}}"),),
             unit=Unit.REQUESTS_PER_SECOND,
@@ -75,27 +77,31 @@ EVENTS: Final = Row(
     panels=(
         Panel(
             title="Events published",
-            description="Cache events handed to subscribers, each a run of blocks, by type.",
+            description="Cache events published while somebody subscribed, by type: runs of blocks, and cleared tiers.",
             queries=(Query(expr=rate("aiokv_kv_events_published_total", by=("type",)), legend="{{type}}"),),
             axis="events/s",
         ),
         Panel(
             title="Events lost",
             description=(
-                "dropped: a slow subscriber missed them; it was told so, and its picture of the cache is wrong until "
-                "it starts again. Other reasons: blocks that became findable without an event. Both should be 0."
+                "Events that a slow subscriber missed; it was told so, and its picture of the cache is wrong until it "
+                "starts again. Blocks that became findable without an event: unknown_tokens comes with a subscriber "
+                "that found the cache warm. Both should be 0."
             ),
             queries=(
-                Query(expr=rate("aiokv_kv_events_dropped_total"), legend="dropped"),
-                Query(expr=rate("aiokv_kv_events_rejected_total", by=("reason",)), legend="no event: {{reason}}"),
+                Query(expr=rate("aiokv_kv_events_dropped_total"), legend="events dropped"),
+                Query(
+                    expr=rate("aiokv_kv_events_rejected_total", by=("reason",)),
+                    legend="blocks without event: {{reason}}",
+                ),
             ),
-            axis="events/s",
+            unit=Unit.PER_SECOND,
         ),
         Panel(
             title="Events not yet read",
             description=(
-                "Cache events that the slowest subscriber has not taken. Near its backlog (1,024 by default): it is "
-                "about to miss some."
+                f"Cache events that the slowest subscriber has not taken. Near its backlog ({DEFAULT_BACKLOG:,} unless "
+                "it asked for another): it is about to miss some."
             ),
             queries=(Query(expr=latest("aiokv_kv_event_queue_batches", how="max"), legend="slowest subscriber"),),
             axis="events",

@@ -134,7 +134,8 @@ LOOP: Final = Row(
             title="Looks at device events",
             description=(
                 "How often the bridge looked whether copies had ended, and whether one had. Mostly empty looks waste "
-                "the loop's time; none at all while blocks are in flight is a loop that is held."
+                "the loop's time. None at all while this machine copies: the loop is held (or a graph is captured, in "
+                "kv.quiesce()). Ranks elsewhere are not asked, they report."
             ),
             queries=(Query(expr=rate("aiokv_bridge_polls_total", by=("result",)), legend="{{result}}"),),
             unit=Unit.PER_SECOND,

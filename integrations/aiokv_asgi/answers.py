@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar, final
 
-import anyio.to_thread
 from starlette.responses import Response
 
 __all__ = ["SECURE_HEADERS", "Workers", "answer_json", "encode_json"]
@@ -28,14 +29,17 @@ T = TypeVar("T")
 class Workers:
     """Threads in which answers are made that would hold the event loop."""
 
-    __slots__ = ("_limiter",)
+    __slots__ = ("_pool",)
 
     def __init__(self) -> None:
-        self._limiter = anyio.CapacityLimiter(_THREADS)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="aiokv answers")
 
     async def run(self, make: Callable[[], T]) -> T:
-        """What `make` answers. Whoever is cancelled leaves at once: `make` only reads, and ends by itself."""
-        return await anyio.to_thread.run_sync(make, abandon_on_cancel=True, limiter=self._limiter)
+        """What `make` answers. Whoever is cancelled leaves at once: `make` only reads, and ends by itself.
+
+        Until it has ended its thread makes no other answer: however many leave, there are no more threads.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._pool, make)
 
     async def answer_json(self, make: Callable[[], object], *, status: int = 200) -> Response:
         """What `make` answers, as JSON, encoded in the same thread."""

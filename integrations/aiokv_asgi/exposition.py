@@ -53,7 +53,10 @@ class Exposition:
 
 
 def _render(registry: CollectorRegistry, *, accept: str, encodings: str, names: list[str]) -> _Page:
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # versions that are no numbers: what cannot be read asks for nothing
+        encode, content_type = choose_encoder("")
     body = encode(registry.restricted_registry(names) if names else registry)  # type: ignore[no-untyped-call, unused-ignore]  # typed since 0.23
     headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
     if _takes_gzip(encodings):

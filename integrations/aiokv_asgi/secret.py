@@ -22,7 +22,8 @@ def read_token(*, file: Path | None, environ: Mapping[str, str]) -> str | None:
     """The token in `file`, else that in `AIOKV_ADMIN_TOKEN`; None if there is neither, which switches the routes off.
 
     Raises:
-        ConfigError: the file cannot be read, or the token is empty, short or not printable. It does not show the token.
+        ConfigError: the file cannot be read or is too large, or the token is empty, short or not printable. It does not
+            show the token.
     """
     if file is not None:
         return check_token(_read_file(file), origin=str(file))
@@ -42,6 +43,9 @@ def check_token(token: str, *, origin: str) -> str:
 def _read_file(file: Path) -> str:
     try:
         with file.open("rb") as secret:
-            return secret.read(_MAX_FILE_BYTES).decode("ascii", "replace")
+            content = secret.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read the admin token from {file}: {error.strerror}") from error
+    if len(content) > _MAX_FILE_BYTES:  # a part of it would be another token than the one that is meant
+        raise ConfigError(f"{file}: an admin token takes at most {_MAX_FILE_BYTES} bytes")
+    return content.decode("ascii", "replace")

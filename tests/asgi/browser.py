@@ -45,6 +45,11 @@ class Shown:
         """Wait until it has shown an answer and set its timer."""
         await self.page.wait_for_function("() => shown && !isAsking")
 
+    async def until_complaint(self, words: str) -> None:
+        """Wait until it has complained in these words."""
+        while not any(words in complaint for complaint in self.complaints):
+            await self.page.wait_for_event("console")
+
     async def texts(self, selector: str) -> list[str]:
         """What every such element shows."""
         return [text.strip() for text in await self.page.locator(selector).all_text_contents()]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
+from aiokv.core.audit import Audit, HolderKind, Holding
 from aiokv.core.pool_values import PoolCounts
 from aiokv.testing import FakeBackend, make_resident
 from aiokv_asgi import KvRoutes
+from aiokv_asgi.views import show_audit, take_snapshot
 from tests.asgi.support import AUTHORIZED, TOKEN, Embedded, app_of, client_of, embedded, new_runtime
 from tests.runtime.support import GEOMETRY, GROUP, granted, prompt, turns, until
 
@@ -72,7 +75,7 @@ async def test_a_list_is_cut_and_says_how_many_there_are() -> None:
         released(leases)
 
 
-async def test_leases_that_go_while_the_list_is_made_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leases_that_go_while_the_list_is_made_are_left_out() -> None:
     async with embedded(new_runtime(gpu_blocks=400)) as case:
         leases = held(case.kv, 100)
         asking = asyncio.ensure_future(get(case, "/kv/snapshot"))
@@ -84,6 +87,33 @@ async def test_leases_that_go_while_the_list_is_made_are_left_out(monkeypatch: p
         listed = {lease["request_id"] for lease in body["leases"]["listed"]}
         assert {f"request {number}" for number in range(len(leases))} <= listed
         assert len(listed) <= body["leases"]["count"] <= 100
+        assert {lease["state"] for lease in body["leases"]["listed"]} == {"ready"}
+        released(leases)
+
+
+async def test_the_loop_turns_while_a_long_list_is_made() -> None:
+    async with new_runtime(gpu_blocks=700) as kv:
+        leases = held(kv, 300)
+        making, turned = take_snapshot(kv, limit=300), 0
+        with pytest.raises(StopIteration) as ended:
+            while True:
+                making.send(None)
+                turned += 1
+        assert turned >= 9, "one turn for every 32 leases"
+        leases_shown = ended.value.value["leases"]
+        assert isinstance(leases_shown, dict)
+        assert len(leases_shown["listed"]) == leases_shown["count"] == 300
+        released(leases)
+
+
+async def test_ages_are_those_of_leases_and_not_of_the_machine() -> None:
+    async with embedded() as case:
+        before = time.monotonic()
+        leases = held(case.kv, 2)
+        for path in ("/kv/snapshot", "/kv/audit"):
+            ages = [lease["age_s"] for lease in (await get(case, path))["leases"]["listed"]]
+            assert all(0 <= age <= time.monotonic() - before + 0.001 for age in ages)
+            assert len(ages) == 2
         released(leases)
 
 
@@ -108,6 +138,31 @@ async def test_an_audit_says_who_holds_what_since_when() -> None:
         blocks = [pin["blocks"] for pin in body["pins"]["listed"]]
         assert blocks == sorted(blocks, reverse=True)
         lease.release()
+        backend.complete_all()
+
+
+def test_the_largest_holdings_come_first() -> None:
+    holdings = tuple(
+        Holding(kind=HolderKind.LEASE, holder_id=blocks, request_id=f"of {blocks}", tier=Tier.GPU, blocks=blocks)
+        for blocks in (2, 5, 1, 4)
+    )
+    body: Any = show_audit(Audit(leases=(), pins=holdings, reservations=holdings, violations=()), limit=3)
+    for shown in (body["pins"], body["reservations"]):
+        assert [holding["request_id"] for holding in shown["listed"]] == ["of 5", "of 4", "of 2"]
+        assert shown["count"] == 4
+
+
+async def test_of_many_who_wait_for_one_copy_the_first_are_named() -> None:
+    backend = FakeBackend(manual=True)
+    async with embedded(new_runtime(backend=backend)) as case:
+        make_resident(case.kv, prompt(1), {GROUP: "c"})
+        leases = [granted(case.kv, prompt(1), name=f"request {number}") for number in range(15)]
+        await until(lambda: bool(backend.pending))
+        pins = (await get(case, "/kv/audit"))["pins"]["listed"]
+        (waiters,) = [pin["waiters"] for pin in pins if (pin["kind"], pin["tier"]) == ("load", "cpu")]
+        assert waiters["count"] == 15
+        assert len(waiters["listed"]) == 10
+        released(leases)
         backend.complete_all()
 
 

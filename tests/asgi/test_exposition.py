@@ -69,6 +69,26 @@ async def test_openmetrics_is_given_to_who_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain; version=abc",
+        "text/plain; version=99999999999999999999.1.1.1.1, text/plain; version=abc",
+        "application/openmetrics-text; version=1..0; escaping=",
+        "application/openmetrics-text; version=; q=nan,,;;=",
+        "application/openmetrics-text; version=2.abc; escaping=zzz",
+        "version=-1.0.0; \\",
+        "\x80\xff",
+    ],
+)
+async def test_an_accept_header_that_makes_no_sense_is_answered_all_the_same(accept: str) -> None:
+    async with embedded() as case:
+        headers = [(b"host", b"localhost"), (b"accept", accept.encode("latin-1"))]
+        answer = await case.client.get("/metrics", headers=headers)
+        assert answer.status_code == 200
+        assert "aiokv_build_info" in answer.text
+
+
+@pytest.mark.parametrize(
     ("asked", "is_packed"),
     [
         ("gzip", True),
@@ -84,7 +104,9 @@ async def test_gzip_is_used_where_it_is_understood(asked: str, *, is_packed: boo
     async with embedded() as case, case.client.stream("GET", "/metrics", headers={"Accept-Encoding": asked}) as answer:
         raw = b"".join([part async for part in answer.aiter_raw()])
         assert (answer.headers.get("content-encoding") == "gzip") == is_packed
-        assert b"aiokv_build_info" in (gzip.decompress(raw) if is_packed else raw)
+        text = gzip.decompress(raw) if is_packed else raw
+        assert b"aiokv_build_info" in text
+        assert (len(raw) < len(text) / 2) == is_packed
         assert "Accept-Encoding" in answer.headers["vary"]
 
 

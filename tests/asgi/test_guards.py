@@ -51,6 +51,13 @@ async def test_hosts_can_be_named_by_the_host() -> None:
         assert (await case.client.get("/health", headers={"Host": "any.example"})).status_code == 200
 
 
+async def test_a_name_that_lacks_www_is_refused_and_not_sent_elsewhere() -> None:
+    async with embedded(allowed_hosts=("www.example.com",)) as case:
+        answer = await case.client.get("/health", headers={"Host": "example.com"})
+        assert answer.status_code == 400
+        assert "location" not in answer.headers
+
+
 @pytest.mark.parametrize(
     "hosts", [(), "localhost", ("localhost:80",), ("http://localhost",), ("*.",), ("a*",), ("**",), ("a b",), ("",)]
 )
@@ -169,8 +176,21 @@ def test_a_file_that_cannot_be_read_or_is_no_text_is_an_error(tmp_path: Path) ->
             read_token(file=missing, environ={"AIOKV_ADMIN_TOKEN": TOKEN})
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)) * 1000)
+    with pytest.raises(ConfigError, match="at most 4096 bytes"):
+        read_token(file=binary, environ={})
+    binary.write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match="printable ASCII"):
         read_token(file=binary, environ={})
+
+
+def test_a_token_that_is_too_long_for_its_file_is_no_other_token(tmp_path: Path) -> None:
+    secret = tmp_path / "token"
+    secret.write_text("t" * 4096, encoding="utf-8")
+    assert read_token(file=secret, environ={}) == "t" * 4096
+    secret.write_text("t" * 4097, encoding="utf-8")
+    with pytest.raises(ConfigError, match="at most 4096 bytes") as caught:
+        read_token(file=secret, environ={})
+    assert "tttt" not in str(caught.value)
 
 
 def test_the_variable_is_no_setting_of_the_runtime() -> None:

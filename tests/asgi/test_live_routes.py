@@ -9,6 +9,7 @@ import json
 import re
 import threading
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,7 +66,6 @@ async def test_strange_request_ids_arrive_as_they_are() -> None:
         "<script>alert(1)</script>",
         'quote " and \\ and \u2028',
         "日本語 🚀",
-        "x" * 10_000,
         "\x00\x1b[31m",
         "\ud800",
     ]
@@ -74,6 +74,17 @@ async def test_strange_request_ids_arrive_as_they_are() -> None:
         answer = await case.client.get("/live.json")
         shown = [lease["request_id"] for lease in answer.json()["leases"]["oldest"]]
         assert shown == [*names[:-1], "?"]
+        for lease in leases:
+            lease.release()
+
+
+async def test_long_request_ids_make_no_state_that_nobody_can_read() -> None:
+    """`aiokv top` reads 1 MiB at most."""
+    async with embedded() as case:
+        leases = [granted(case.kv, prompt(0, seed=seed), name="\x01" * 100_000) for seed in range(8)]
+        answer = await case.client.get("/live.json")
+        assert len(answer.content) < 32_000
+        assert [lease["request_id"] for lease in answer.json()["leases"]["oldest"]] == ["\x01" * 256] * 8
         for lease in leases:
             lease.release()
 
@@ -114,6 +125,20 @@ async def test_many_who_watch_share_one_look_in_another_thread(monkeypatch: pyte
     assert {answer.status_code for answer in answers} == {200}
     assert len(threads) < 20
     assert threading.get_ident() not in threads
+
+
+async def test_a_state_is_shown_for_a_quarter_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("aiokv_asgi.live_page.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    async with embedded() as case:
+        active, leases = [], []
+        for number, now in enumerate((100.0, 100.2, 100.26, 100.5, 100.52)):
+            clock[0] = now
+            leases.append(granted(case.kv, prompt(0, seed=number)))
+            active.append((await case.client.get("/live.json")).json()["leases"]["active"])
+        assert active == [1, 1, 3, 3, 5]
+        for lease in leases:
+            lease.release()
 
 
 async def test_one_who_leaves_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ async def test_it_says_when_the_server_is_gone_and_goes_on_when_another_one_is_t
             pass
     try:
         await page.until_text("#standing", "No answer")
-        assert "gives no answer since" in (await page.texts("#lost-text"))[0]
+        assert "gives no answer that can be shown since" in (await page.texts("#lost-text"))[0]
         assert await page.page.locator("#lost").is_visible()
         second = new_runtime(cpu_blocks=0)
         async with served(app_of(KvRoutes(second)), port=port):
@@ -204,6 +204,67 @@ async def test_degraded_closed_and_not_open_are_said() -> None:
         await answer_with(page, {"error": "not open"}, status=503)
         await page.until_text("#standing", "Not open yet")
         assert [said for said in page.complaints if "503" not in said] == []
+
+
+async def test_what_cannot_be_shown_is_said_and_the_page_goes_on() -> None:
+    kv = new_runtime()
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
+        await page.until_text("#standing", "Serving")
+        body: Any = (await asyncio.to_thread(kv.collector.live)).as_json()
+        for spoilt, said in (
+            ({**body, "schema_version": 2}, "another version: reload this page"),
+            ("<html>", "another version"),
+            (None, "another version"),
+            ({**body, "leases": None}, "leases"),
+        ):
+            await answer_with(page, spoilt)
+            await page.until_text("#standing", "No answer")
+            await page.page.wait_for_function("said => document.body.textContent.includes(said)", arg=said)
+            await answer_with(page, body)
+            await page.page.get_by_role("button", name="Try now").click()
+            await page.until_text("#standing", "Serving")
+        await answer_with(page, {**body, "uptime_s": 1e300, "prompt_tokens": {"gpu": 2**62, "compute": -1}})
+        await page.until_text("#sources tr[data-source=compute] td:last-child", "-1")
+        assert page.complaints == []
+
+
+async def test_tiers_and_copies_that_another_process_has_not_are_shown_no_longer() -> None:
+    kv = new_runtime()
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
+        await page.until_text("#standing", "Serving")
+        assert await page.page.locator("section.tier, .direction").count() == 4
+        body: Any = (await asyncio.to_thread(kv.collector.live)).as_json()
+        await answer_with(page, {**body, "transfers": {}, "tiers": {"gpu": body["tiers"]["gpu"]}, "version": "other"})
+        await page.until_text("#version", "other")
+        await page.until_it_has_asked()
+        assert await page.page.locator("section.tier[data-name=gpu]").count() == 1
+        assert await page.page.locator("section.tier, .direction").count() == 1
+        assert await page.page.locator("#no-copies").is_visible()
+
+
+INJECTED = """() => {
+  const policy = window.trustedTypes.createPolicy("attack", {createScript: (text) => text, createHTML: (text) => text});
+  const script = document.createElement("script");
+  script.text = policy.createScript("window.owned = 'script'");
+  const holder = document.createElement("div");
+  holder.innerHTML = policy.createHTML(
+    `<img src=x onerror="window.owned = 'handler'"><iframe srcdoc="<script>parent.owned = 'frame'</script>"></iframe>`);
+  const form = Object.assign(document.createElement("form"), {action: "/kv/reset?tier=all", method: "post"});
+  document.body.append(script, holder, form);
+  form.submit();
+}"""
+
+
+async def test_a_script_that_got_into_the_page_does_not_run_and_sends_no_form() -> None:
+    kv = new_runtime()
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
+        await page.until_text("#standing", "Serving")
+        await page.page.evaluate(INJECTED)
+        for refused in ("inline script", "event handler", "the image", "form data"):
+            await page.until_complaint(refused)
+        assert await page.page.evaluate("String(window.owned)") == "undefined"
+        assert not [address for address in page.requested if "reset" in address]
+        assert page.page.url.endswith("/live")
 
 
 async def test_totals_that_fall_are_those_of_another_process_and_no_rate() -> None:

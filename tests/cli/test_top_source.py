@@ -67,6 +67,15 @@ def test_loopback_is_asked_without_the_proxy_of_the_environment(monkeypatch: pyt
         assert read(server.url) == LIVE
 
 
+def test_another_machine_is_asked_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with serving(LIVE) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert read("http://kv.example:8000") == LIVE
+        assert proxy.paths == ["http://kv.example:8000/live.json"]
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -166,6 +175,22 @@ def test_server_that_answers_again_is_read_again() -> None:
         with pytest.raises(NoLiveState):
             source.read()
         server.until_released.set()
+        server.answer = document(LIVE)
+        deadline = time.monotonic() + PATIENCE_S
+        answer: object = None
+        while answer is None and time.monotonic() < deadline:
+            try:
+                answer = source.read()
+            except NoLiveState:
+                continue
+        assert answer == LIVE
+
+
+def test_answer_that_never_ends_is_given_up_and_the_server_asked_anew() -> None:
+    with dripping(b"HTTP/1.1 200 OK\r\n\r\n{") as server:
+        source = LiveSource(server.url, patience_s=SHORT_S)
+        with pytest.raises(NoLiveState, match="no answer within"):
+            source.read()
         server.answer = document(LIVE)
         deadline = time.monotonic() + PATIENCE_S
         answer: object = None

@@ -117,3 +117,27 @@ def test_rates_are_what_happened_a_second() -> None:
 )
 def test_server_that_started_anew_has_no_rates_rather_than_negative_ones(after: dict[str, object]) -> None:
     assert find_rates(parse_state(LIVE), parse_state(changed(**after))) is None
+
+
+def test_total_of_zero_that_is_gone_is_of_another_server() -> None:
+    before = parse_state(changed(prompt_tokens__cpu=0))
+    after = parse_state(changed(uptime_s=99.0, prompt_tokens={"gpu": 3000, "compute": 4000}))
+    assert find_rates(before, after) is None
+
+
+def test_of_endless_leases_so_many_are_read_as_could_be_shown() -> None:
+    lease = {"request_id": "r", "age_s": 1, "state": "ready", "blocks": 1}
+    assert len(parse_state(changed(leases__oldest=[lease] * 10_000)).oldest) == 64
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 5e-324), (0.0, 1e-300), (12.5, 12.500000000000002)])
+def test_time_too_short_to_be_told_is_none_between_two_looks(before: float, after: float) -> None:
+    """A rate that no number can hold has no place in a picture."""
+    many = changed(uptime_s=after, prompt_tokens__gpu=2**62, transfers__load__bytes=2**62)
+    assert find_rates(parse_state(changed(uptime_s=before)), parse_state(many)) is None
+
+
+def test_a_millisecond_is_a_time_between_two_looks() -> None:
+    rates = find_rates(parse_state(changed(uptime_s=14.5)), parse_state(changed(uptime_s=14.501, evictions__gpu=71)))
+    assert rates is not None
+    assert rates.evictions["gpu"] == pytest.approx(1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -22,7 +23,7 @@ from typing import Any, Final, final
 
 import pytest
 
-from tests.cli.top_server import LIVE, LiveServer, body, changed, document, serving
+from tests.cli.top_server import LIVE, LiveServer, answering, body, changed, document, serving
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PATIENCE_S: Final = 40.0
@@ -52,7 +53,8 @@ class Terminal:
         path = os.pathsep.join([str(ROOT), str(ROOT / "integrations")])
         clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.written = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
+        # A read may end within a character, and Ctrl-C throws away what the terminal has not shown yet.
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.process = subprocess.Popen(
             [sys.executable, "-c", _IN_A_SESSION, os.ttyname(self._slave), *arguments],
             env={**clean, "PYTHONPATH": path, "TERM": "xterm-256color", **environ},
@@ -171,6 +173,26 @@ def test_server_that_goes_is_told_and_asked_until_it_is_back() -> None:
         back = terminal.wait_for(r"up 0\.5 s.*req-5")
         assert "-" in back
         assert not re.search(r" -\d", back)
+        terminal.type(CTRL_C)
+        assert terminal.end() == 0
+
+
+def test_no_rate_is_told_while_a_server_is_gone_nor_across_that_time() -> None:
+    looks = itertools.count(1)
+
+    def grow(request: BaseHTTPRequestHandler) -> None:
+        look = next(looks)
+        document(changed(uptime_s=12.5 + 2 * look, prompt_tokens__gpu=3000 + 2 * 1234 * look))(request)
+
+    with answering(grow) as server, showing(server) as terminal:
+        terminal.wait_for("1,234")
+        server.answer = body(b"", status=502)
+        gone = terminal.wait_for("gone for .*req-5")
+        assert "1,234" not in gone[gone.index("gone for") :]
+        server.answer = grow
+        back = terminal.wait_for("accepting.*req-5")
+        assert "1,234" not in back[back.index("accepting") :].partition("req-5")[0]
+        terminal.wait_for("1,234")
         terminal.type(CTRL_C)
         assert terminal.end() == 0
 

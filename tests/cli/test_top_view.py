@@ -206,6 +206,14 @@ def test_bar_of_states_is_in_proportion_and_hides_no_state() -> None:
     assert bar.count("░") == 4000 * 40 // 8192
 
 
+@pytest.mark.parametrize("width", range(12))
+def test_bar_of_states_is_never_wider_than_its_room(width: int) -> None:
+    states = {"free": 5, "reserved": 9, "resident": 70, "quarantined": 1}
+    tier = replace(parse_state(LIVE).tiers["gpu"], slots=85, states=states, pinned=30)
+    bar = draw_states(tier, UNICODE, width=width).plain
+    assert len(bar) == (width if width >= 5 else 0)
+
+
 def test_map_has_one_column_per_cell_where_there_is_room() -> None:
     cells = read_cells("..ppccrq")
     assert draw_map(cells, UNICODE, width=80).plain == "░░██▓▓▒×"

@@ -138,9 +138,9 @@ def test_a_cache_without_a_cpu_tier_has_no_ages_of_one() -> None:
 
 def test_a_host_that_tells_no_time_has_no_ages() -> None:
     cache = CacheState(GEOMETRY, gpu_blocks=SAMPLE + 1)
-    served(cache, seed=1)
-    cache.release(acquired(cache, seed=1))
-    cache.release(acquired(cache, seed=2))
+    served(cache, seed=1, blocks=SAMPLE - 1)
+    for seed in (1, 2, 3):
+        cache.release(acquired(cache, seed=seed, blocks=SAMPLE - 1))
     assert gaps_of(cache, kind="reuses") == gaps_of(cache, kind="evictions") == []
 
 

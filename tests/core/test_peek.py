@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -144,3 +146,28 @@ def test_the_tiers_have_maps_of_their_own() -> None:
     world.cpu.claim(2)
     world.cpu.name_claimed(2, NO_LIMIT)
     assert Peek(world).take_map(Tier.CPU, cells=6).cells == "rr...."
+
+
+@pytest.mark.parametrize("late", range(1, 8))
+def test_counts_that_change_between_two_of_them_are_read_again(late: int) -> None:
+    """The loop's thread may go on between any two calls of who looks: here it does at the `late`-th return."""
+    world = make_world(capacity=20)
+    put_into(world, "cccpprr")
+    before, returned = world.gpu.counts(), 0
+
+    def change(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal returned
+        if event == "return" and frame.f_code.co_name == "__len__":
+            returned += 1
+            if returned == late:
+                sys.setprofile(None)
+                keyed(world, name_slots(world, 10))
+
+    sys.setprofile(change)
+    try:
+        seen = Peek(world).pools()[Tier.GPU]
+    finally:
+        sys.setprofile(None)
+    after = world.gpu.counts()
+    assert after.resident == before.resident + 10, "the change was made"
+    assert seen in (before, after)

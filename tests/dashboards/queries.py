@@ -18,6 +18,7 @@ __all__ = [
     "FOLDER",
     "LABELS",
     "RULE_FILES",
+    "SCRAPED",
     "SERVER",
     "Panel",
     "Selector",

@@ -110,7 +110,7 @@ def test_what_an_alert_watches_exists_before_anything_goes_wrong(prometheus: Pro
         assert prometheus.ask(selector), selector
 
 
-def test_an_accounting_error_is_the_only_thing_that_no_load_causes(prometheus: Prometheus) -> None:
+def test_the_load_causes_no_accounting_error(prometheus: Prometheus) -> None:
     assert not prometheus.ask("aiokv_accounting_errors_total > 0")
 
 

@@ -12,7 +12,12 @@ import promql_parser
 import pytest
 import yaml
 
-from tests.dashboards.queries import FOLDER, RULE_FILES, alerts, recordings
+from aiokv.core.cache import CacheState
+from aiokv.observe.metrics import Collector, RuntimeFacts
+from aiokv.observe.stats import Stats
+from tests.dashboards.queries import FOLDER, RULE_FILES, SCRAPED, alerts, recordings
+from tests.observe.support import Scrape
+from tests.runtime.support import GEOMETRY
 
 CASES = sorted((Path(__file__).parent / "rules").glob("*.yml"))
 RUNBOOK = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -53,6 +58,22 @@ def test_rules_say_what_they_must_and_nothing_else(promtool: str, tmp_path: Path
     file = tmp_path / cases.name
     file.write_text(cases.read_text(encoding="utf-8").replace("RULES", str(FOLDER / "prometheus")))
     assert "SUCCESS" in run(promtool, "test", "rules", file)
+
+
+def test_rules_are_tried_on_series_that_exist() -> None:
+    """By name, by every label and its value, by the bounds of buckets: anything else would prove nothing."""
+    collector = Collector()
+    core = CacheState(GEOMETRY, gpu_blocks=9, cpu_blocks=9)
+    collector.attach(core, stats=Stats(), facts=RuntimeFacts(version="0", backend="none"))
+    shown = Scrape(collector).samples.keys() | {("up", frozenset[tuple[str, str]]())}
+    tests = [one for file in CASES for one in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]]
+    for series in (given["series"] for one in tests for given in one["input_series"]):
+        selector = promql_parser.parse(series)
+        assert isinstance(selector, promql_parser.VectorSelector)
+        labels = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+        own = frozenset((name, value) for name, value in labels.items() if name not in SCRAPED)
+        assert labels.keys() >= SCRAPED, series
+        assert (selector.name, own) in shown, series
 
 
 def test_every_rule_has_a_case_and_every_alert_one_in_which_it_is_silent() -> None:

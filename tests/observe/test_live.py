@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import ItemsView
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -46,7 +48,7 @@ async def test_pools_and_maps_are_those_of_the_snapshot() -> None:
         for tier, counts in ((Tier.GPU, snapshot.gpu), (Tier.CPU, snapshot.cpu)):
             assert counts is not None
             shown = state.tiers[tier]
-            assert shown.states == counts.by_state()
+            assert shown.states == {state.value: slots for state, slots in counts.by_state().items()}
             assert sum(shown.states.values()) == shown.slots
             assert shown.pinned == counts.resident - counts.evictable
             cells = Counter(shown.cells)
@@ -271,3 +273,24 @@ async def test_leases_that_change_under_the_reader_are_read_again(interruptions:
         busy.interruptions = interruptions
         assert len(collector.live().leases.oldest) == listed
         lease.release()
+
+
+async def test_a_lease_that_goes_between_two_looks_is_left_out() -> None:
+    """The loop's thread may go on between any two calls of who looks: here it does once the lease was seen."""
+    async with opened() as case:
+        lease = granted(case.kv, prompt(1))
+        gone: list[str] = []
+
+        def go_on(frame: FrameType, event: str, argument: object) -> None:
+            if event == "return" and frame.f_code.co_qualname == "LeaseTable.__contains__":
+                sys.setprofile(None)
+                lease.release()
+                gone.append(lease.request_id)
+
+        sys.setprofile(go_on)
+        try:
+            state = case.kv.collector.live()
+        finally:
+            sys.setprofile(None)
+        assert gone
+        assert state.leases.oldest == ()

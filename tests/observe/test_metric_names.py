@@ -21,11 +21,13 @@ from aiokv.core.counters import (
     EventRefusal,
     EvictReason,
     HintClosing,
+    HintExtent,
     LookupResult,
     Phase,
     RevokeReason,
     Source,
 )
+from aiokv.core.pool_values import SlotState
 from aiokv.model.ids import Direction
 from aiokv.model.plan import Outcome
 from aiokv.observe.families import FAMILIES, Family, Kind
@@ -38,6 +40,7 @@ from aiokv.observe.stats import (
     Degradation,
     EventKind,
     Invariant,
+    LeaseTerm,
     Polls,
 )
 from tests.observe.support import Scrape, opened
@@ -63,9 +66,9 @@ LABELS: dict[str, tuple[type[Enum], ...]] = {
     "how": (Closing, HintClosing),
     "invariant": (Invariant,),
     "type": (EventKind,),
+    "state": (SlotState, LeaseTerm, HintExtent),
 }
 OTHER_LABELS = {
-    "state": {"active", "overdue", "free", "reserved", "resident", "quarantined", "whole", "partial"},
     "version": {"0.1.0"},
     "backend": {"fake"},
     "block_tokens": {"16"},

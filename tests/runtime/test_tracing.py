@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -237,6 +238,40 @@ async def test_joined_load_is_linked_to_the_others_who_wait_for_it() -> None:
         assert [link.context.span_id for link in load.links] == [span.context.span_id for span in others]
 
 
+async def test_a_load_that_many_wait_for_is_linked_to_the_first_of_them() -> None:
+    async with traced(gpu_blocks=64) as case:
+        make_resident(case.kv, prompt(1), {GROUP: "c"})
+        leases = [granted(case.kv, prompt(1), name=f"req-{number}") for number in range(40)]
+        await until(lambda: len(case.backend.pending) == 1)
+        case.backend.complete_all()
+        await turns(3)
+        for lease in leases:
+            lease.release()
+        _, *others = case.spans("aiokv.acquire")
+        linked = [link.context.span_id for link in case.span("aiokv.load").links]
+        assert linked == [span.context.span_id for span in others[:32]]
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+async def test_the_place_of_a_lease_is_forgotten_after_thousands_of_others() -> None:
+    """What is remembered does not grow with the requests that have been served."""
+    asyncio.get_running_loop().set_debug(False)
+    async with traced(manual=False) as case:
+        old, recent = granted(case.kv, prompt(1, seed=1)), None
+        for _ in range(4096):
+            if recent is not None:
+                recent.release()
+            recent = granted(case.kv, prompt(1, seed=2))
+        assert recent is not None
+        for lease in (old, recent):
+            lease.confirm(BLOCK)
+            lease.finish()
+            await case.kv.drain()
+        first, second = case.spans("aiokv.store")
+        assert first.parent is None
+        assert second.parent is not None
+
+
 async def test_timeout_in_line_is_an_error_with_its_prompt() -> None:
     async with traced() as case:
         holding = granted(case.kv, prompt(8, extra=0), name="holding")
@@ -308,6 +343,27 @@ async def test_resumption_and_fork_are_admissions() -> None:
         (await resuming).release()
         names = [attributes_of(span)["aiokv.request_id"] for span in case.spans("aiokv.acquire")]
         assert names == ["first", "fork", "first"]
+
+
+async def test_resumption_that_is_polled_after_it_was_awaited_tells_the_ended_span_nothing() -> None:
+    async with traced() as case:
+        preempted = granted(case.kv, prompt(2), name="first").preempt()
+        holding = granted(case.kv, prompt(8, seed=1, extra=0), name="holding")
+        ahead = asyncio.create_task(case.kv.acquire("ahead", prompt(2, seed=2)))
+        await turns(3)
+        resuming = asyncio.ensure_future(preempted.resume())
+        await turns(3)
+        for task in (resuming, ahead):
+            task.cancel()
+            await asyncio.wait([task])
+        assert isinstance(preempted.try_resume(), Deferred), "for another reason than while somebody was ahead"
+        holding.release()
+        resumed = preempted.try_resume()
+        assert isinstance(resumed, Lease)
+        resumed.release()
+        spans = [span for span in case.spans("aiokv.acquire") if attributes_of(span)["aiokv.request_id"] == "first"]
+        assert [attributes_of(span)["aiokv.outcome"] for span in spans] == ["granted", "cancelled", "granted"]
+        assert [event_names(span) for span in spans] == [[], ["deferred"], []]
 
 
 # Copies that do not end well.
@@ -405,6 +461,33 @@ async def test_coroutine_that_is_closed_calls_no_tracer_and_its_span_ends_with_t
         assert closed.end_time is not None
         assert following.start_time is not None
         assert closed.end_time <= following.start_time
+
+
+async def test_span_of_a_coroutine_that_was_closed_ends_with_the_next_copy_as_of_its_close() -> None:
+    async with traced() as case:
+        make_resident(case.kv, prompt(2), {GROUP: "cc"})
+        holding = granted(case.kv, prompt(7, seed=1, extra=0), name="holding")
+        call = case.kv.acquire("closed", prompt(2, seed=2))
+        call.send(None)
+        call.close()
+        closed_ns = time.time_ns()
+        holding.release()
+        following = granted(case.kv, prompt(2), name="next")
+        await until(lambda: len(case.backend.pending) == 1)
+        closed = next(span for span in case.spans("aiokv.acquire") if attributes_of(span)["aiokv.outcome"] == "closed")
+        assert closed.end_time is not None
+        assert closed.end_time <= closed_ns
+        following.release()
+
+
+async def test_granted_attempt_lasts_from_its_beginning() -> None:
+    async with traced() as case:
+        before = time.time_ns()
+        granted(case.kv, prompt(2)).release()
+        span = case.span()
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert before <= span.start_time <= span.end_time <= time.time_ns()
 
 
 def test_spans_of_a_loop_that_died_end_with_close() -> None:
@@ -593,6 +676,21 @@ async def test_tracer_that_raises_costs_no_request_and_is_logged_once(
             assert_nothing_held(kv)
     assert len([record for record in caplog.records if record.name == "aiokv.runtime.tracer_guard"]) == 1
     assert "Fault" in caplog.text
+
+
+async def test_later_report_of_a_tracer_counts_what_has_failed_since_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("aiokv.runtime.tracer_guard.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    guard = await find_tracer(FaultyProvider(begins=False))
+    assert guard is not None
+    for now in (1000.0, 1001.0, 1059.0, 1061.0, 1062.0, 1125.0):
+        clock[0] = now
+        assert guard.start("span", {}) is None
+    assert [words.split(" times")[0] for words in caplog.messages] == [
+        f"the tracer has failed {count}" for count in (1, 3, 2)
+    ]
 
 
 @pytest.mark.parametrize("provider", ["globl", "", 7, object(), True])
