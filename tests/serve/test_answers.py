@@ -61,7 +61,10 @@ async def test_text_and_its_tokens_get_the_same_answer_and_a_list_gets_one_choic
 async def test_a_stream_says_what_the_whole_answer_says(tiny: LoadedModel, prompt: object) -> None:
     async with running(tiny) as server:
         whole = (await server.complete(prompt, max_tokens=12)).json()
-        events = events_of(await server.complete(prompt, max_tokens=12, stream=True))
+        streamed = await server.complete(prompt, max_tokens=12, stream=True)
+    events = events_of(streamed)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers["cache-control"] == "no-cache"
     texts = [""] * len(whole["choices"])
     finishes: list[str | None] = [None] * len(whole["choices"])
     for event in events:
@@ -196,6 +199,29 @@ async def test_what_was_generated_is_counted(tiny: LoadedModel) -> None:
         prompt = await server.metric("aiokv_serve_running_requests")
     assert tokens == sum(usage["completion_tokens"] for usage in usages)
     assert (ok, cold, warm, prompt) == (2, 1, 1, 0)
+
+
+async def test_an_answer_that_the_model_ends_says_so(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        answer = (await server.complete("a", max_tokens=200)).json()
+    assert answer["usage"]["completion_tokens"] < 200
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_an_answer_is_as_long_as_was_asked_for_or_as_is_usual(tiny: LoadedModel) -> None:
+    messages = [{"role": "user", "content": "the"}]
+    cases: list[tuple[dict[str, object], int]] = [
+        ({}, 256),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 4}, 4),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, 4),
+    ]
+    async with running(tiny) as server:
+        for said, tokens in cases:
+            answer = (await server.chat(messages, ignore_eos=True, **said)).json()
+            assert answer["usage"]["completion_tokens"] == tokens, said
+        answer = (await server.complete("the", ignore_eos=True)).json()
+        assert answer["usage"]["completion_tokens"] == 16
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ def _read_announcement(stdout: IO[str] | None, *, errors: Path) -> dict[str, Any
 def test_an_idle_server_ends_at_once(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tiny_path, tmp_path) as server:
         assert server.client.get("/ready").status_code == 200
+        assert server.client.get("/v1/models", headers={"host": "evil.net"}).status_code == 400
         answer = server.client.post("/v1/completions", json={"model": "served", "prompt": "the"})
         assert answer.status_code == 200
         server.signal(number)
@@ -262,6 +263,16 @@ def test_admin_routes_need_the_token_of_the_file(tiny_path: Path, tmp_path: Path
         assert audit.status_code == 200
         server.signal(signal.SIGTERM)
         assert server.end() == (0, told())
+
+
+def test_the_token_may_come_from_the_environment_and_a_host_be_allowed(tiny_path: Path, tmp_path: Path) -> None:
+    token = "a-token-of-enough-letters"
+    with serving(tiny_path, tmp_path, "--allowed-host", "example.org", AIOKV_ADMIN_TOKEN=token) as server:
+        audit = server.client.get("/kv/audit", headers={"authorization": f"Bearer {token}"})
+        assert audit.status_code == 200
+        for host, status in (("example.org", 200), ("localhost", 200), ("evil.net", 400)):
+            assert server.client.get("/v1/models", headers={"host": host}).status_code == status, host
+            assert server.client.get("/health", headers={"host": host}).status_code == status, host
 
 
 def test_settings_come_from_arguments_the_environment_and_a_file(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ async def test_the_rest_of_a_body_that_is_too_large_is_no_second_request(tiny: L
             answer = await reader.read(-1)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer.lower()
     assert answer.count(b"HTTP/1.1") == 1
 
 
@@ -127,4 +128,17 @@ async def test_what_is_no_http_after_an_answer_has_begun_ends_the_connection_and
         writer.close()
         await server.assert_all_given_back()
         assert server.server_app.service.metrics.requests(RequestOutcome.OK) == 0
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_what_is_no_http_before_an_answer_has_begun_is_refused_once_and_is_no_fault(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The path is answered without its body, so that both answers are made in the same moment."""
+    async with running(tiny) as server:
+        answer = await talk(server, HEAD.replace(b"completions", b"nothing") + CHUNKED + b"ZZ\r\n")
+        await server.assert_all_given_back()
+        assert (await server.complete("still there")).status_code == 200
+    assert answer.count(b"HTTP/1.1 400") == 1
+    assert answer.count(b"HTTP/1.1") == 1
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

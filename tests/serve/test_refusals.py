@@ -75,6 +75,7 @@ BAD_PARAMETERS: list[tuple[str, object]] = [
     ("cache_salt", ""),
     ("never_heard_of", 1),
 ]
+LENGTHS = ("max_tokens", "max_completion_tokens")
 BAD_MESSAGES: list[tuple[object, str]] = [
     ([], "messages"),
     ("hello", "messages"),
@@ -115,6 +116,17 @@ async def test_a_bad_parameter_is_named(tiny: LoadedModel) -> None:
             assert not any(word in error["message"] for word in INSIDE), error["message"]
         assert server.serving.kv.snapshot() == before
         assert await server.metric("aiokv_serve_requests_total", outcome="invalid") == len(BAD_PARAMETERS)
+
+
+async def test_the_first_token_id_beyond_the_vocabulary_is_refused_and_the_last_within_is_not(
+    tiny: LoadedModel,
+) -> None:
+    size = tiny.tokenizer.vocab_size
+    async with running(tiny) as server:
+        assert (await server.complete([size - 1], max_tokens=1)).status_code == 200
+        refused = await server.complete([5, size], max_tokens=1)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "prompt"
 
 
 async def test_a_bad_message_is_named(tiny: LoadedModel) -> None:
@@ -193,9 +205,10 @@ async def test_a_prompt_that_can_never_fit_is_refused_at_once(tiny: LoadedModel)
         long = await server.complete("a" * 100_000, max_tokens=1)
         by_default = await server.complete(prompt)
         chat = await server.chat([{"role": "user", "content": "a" * 1000}])
+        asked = [await server.chat([{"role": "user", "content": "a"}], **{key: limit}) for key in LENGTHS]
         await server.assert_all_given_back()
     assert fits.status_code == by_default.status_code == 200
-    for response, param in ((over, "prompt"), (long, "prompt"), (chat, "messages")):
+    for response, param in ((over, "prompt"), (long, "prompt"), *((each, "messages") for each in (chat, *asked))):
         error = error_of(response)
         assert response.status_code == 400
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)

@@ -90,6 +90,23 @@ async def test_a_client_that_leaves_is_seen_though_it_has_sent_a_next_request(
         assert await server.metric("aiokv_serve_requests_total", outcome="cancelled") == 1
 
 
+async def test_of_next_requests_only_so_much_is_read_while_one_is_answered(tiny: LoadedModel, steps: Gate) -> None:
+    much = 2**24  # more than the kernel's buffers hold
+    async with running(tiny) as server:
+        gate = server.server_app.service.gate
+        steps.close()
+        _, writer = await connect(server)
+        writer.write(request_bytes(max_tokens=1))
+        await server.until(lambda: gate.running == 1)
+        writer.write(b"G" * much)
+        await server.until(lambda: writer.transport.get_write_buffer_size() < much - 32_768)
+        for _ in range(20):
+            assert (await server.client.get("/health")).status_code == 200
+        assert writer.transport.get_write_buffer_size() > much // 2
+        steps.open()
+        writer.transport.abort()
+
+
 async def test_a_next_request_is_answered_though_it_was_sent_while_one_ran(tiny: LoadedModel, steps: Gate) -> None:
     async with running(tiny) as server:
         gate = server.server_app.service.gate
@@ -106,7 +123,7 @@ async def test_a_next_request_is_answered_though_it_was_sent_while_one_ran(tiny:
 
 async def test_a_client_that_reads_nothing_is_cut(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiokv_engine.server.connection.STALL_SECONDS", 0.05)
-    async with running(tiny, send_buffer=4096) as server:
+    async with running(tiny, buffers=4096) as server:
         reader, writer = await connect_narrowly(server)
         writer.write(long_stream())
         await server.until(lambda: ended(server, RequestOutcome.CANCELLED) == 1)
@@ -121,7 +138,7 @@ async def test_a_complete_answer_that_nobody_reads_holds_no_connection(
 ) -> None:
     """What is left of it fits into the buffer of the connection, which would wait for ever to write it."""
     monkeypatch.setattr("aiokv_engine.server.connection.STALL_SECONDS", 0.05)
-    async with running(tiny, send_buffer=4096) as server:
+    async with running(tiny, buffers=4096) as server:
         before = await count_open_files()
         _, writer = await connect_narrowly(server)
         writer.write(long_stream(tokens=140).replace(b"Connection: close", b"Connection: " + connection))
@@ -137,7 +154,7 @@ async def count_open_files() -> int:
 
 
 async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: LoadedModel) -> None:
-    async with running(tiny, send_buffer=4096) as server:
+    async with running(tiny, buffers=4096) as server:
         reader, writer = await connect_narrowly(server)
         writer.write(long_stream())
         metrics = server.server_app.service.metrics
@@ -151,6 +168,26 @@ async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: Loaded
         await server.assert_all_given_back()
 
 
+async def test_a_client_that_has_read_late_is_not_cut_afterwards(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiokv_engine.server.connection.STALL_SECONDS", 1.5)
+    loop = asyncio.get_running_loop()
+    async with running(tiny, buffers=4096) as server:
+        reader, writer = await connect_narrowly(server)
+        writer.write(long_stream(tokens=300).replace(b"Connection: close", b"Connection: keep-alive"))
+        metrics = server.server_app.service.metrics
+        await server.until(lambda: metrics.generated_tokens == 300)
+        async with asyncio.timeout(PATIENCE):
+            while b"[DONE]" not in await reader.readline():
+                pass
+        would_be_cut = loop.time() + 1.6
+        await server.until(lambda: loop.time() > would_be_cut)
+        writer.write(NEXT)
+        assert b"HTTP/1.1 200 OK" in await read_all(reader)
+        writer.close()
+
+
 def long_stream(*, tokens: int = LONG) -> bytes:
     """A request for more than any buffer holds."""
     usage = {"include_usage": True, "continuous_usage_stats": True}
@@ -162,6 +199,7 @@ async def connect_narrowly(server: Running) -> tuple[asyncio.StreamReader, async
     """A connection whose own buffers hold little until it is read."""
     narrow = socket.socket()
     narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    narrow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     narrow.connect(("127.0.0.1", server.port))
     narrow.settimeout(0)
     return await asyncio.open_connection(sock=narrow, limit=1024)

@@ -65,6 +65,9 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What has come is no HTTP. An answer that has begun, or has been given already, cannot become another one."""
+        if self._is_answering():  # nothing can be sent behind the refusal
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
