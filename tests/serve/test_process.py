@@ -75,14 +75,14 @@ def serving(model: Path, directory: Path, *options: str, prelude: str = "", **en
             popen.kill()
 
 
-def told(*, running: int = 0, grace: int = 30) -> str:
+def told(*, running: int = 0, grace: int = 30, model: str = "tiny.gguf") -> str:
     """What stands on stderr when nothing had to be cut off."""
-    return f"{told_until_drain(running=running, grace=grace)}ended, nothing was cut off\n"
+    return f"{told_until_drain(running=running, grace=grace, model=model)}ended, nothing was cut off\n"
 
 
-def told_until_drain(*, running: int, grace: int) -> str:
+def told_until_drain(*, running: int, grace: int, model: str = "tiny.gguf") -> str:
     return (
-        "loading tiny.gguf ...\n"
+        f"loading {model} ...\n"
         f"draining, {running} running, at most {grace} s; another signal ends the process at once\n"
     )
 

@@ -33,7 +33,7 @@ async def talk(server: Running, sent: bytes) -> bytes:
 MALFORMED = [
     b"\r\n\r\n\r\n\x00\xff\xfe",
     b"GET\r\n\r\n",
-    b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/99\r\nHost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
     b"GET /v1/models HTTP/1.1\r\n\r\n",
     b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
