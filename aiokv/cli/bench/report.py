@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -44,11 +44,16 @@ class BenchReport:
         }
 
 
-def answer(measure: Callable[[], BenchReport], *, as_json: bool) -> NoReturn:
-    """Measure, with nothing printed where programs read the report, then `conclude`."""
+def answer(
+    measure: Callable[[], BenchReport],
+    *,
+    as_json: bool,
+    table_of: Callable[[Sequence[Mapping[str, object]]], Table] | None = None,
+) -> NoReturn:
+    """Measure, with nothing printed where programs read the report, then `conclude`; people read `table_of(cases)`."""
     with stdout_kept_clean() if as_json else nullcontext():
         report = measure()
-    conclude(report, as_json=as_json)
+    conclude(report, as_json=as_json, table=table_of(report.cases) if table_of else None)
 
 
 def conclude(report: BenchReport, *, as_json: bool, table: Table | None = None) -> NoReturn:
