@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NoReturn
 
 import typer
@@ -14,10 +15,18 @@ from rich.table import Table
 from aiokv.cli.output import print_error, print_json, stdout, stdout_kept_clean
 from aiokv.model.numbers import is_number
 
-__all__ = ["BenchReport", "answer", "conclude"]
+__all__ = ["BenchReport", "Judgement", "answer", "conclude"]
 
 _LARGE: Final = 1_000
 """From here on people need no fraction, and no exponent."""
+
+
+class Judgement(Enum):
+    """Whether a benchmark holds what it finds against promises."""
+
+    BY_PROMISES = "by promises"
+    NONE = "none"
+    """It only tells: its report has no complaints, and says of nothing that it is as promised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,7 @@ class BenchReport:
     figures: Mapping[str, object]
     complaints: tuple[str, ...]
     cases: tuple[Mapping[str, object], ...] = ()
+    judgement: Judgement = Judgement.BY_PROMISES
 
     def as_json(self) -> dict[str, object]:
         """The object that `--json` prints, without its `schema_version`."""
@@ -73,7 +83,10 @@ def _print_tables(report: BenchReport, *, table: Table | None) -> None:
     if report.cases:
         console.print()
         console.print(table or _table_of(report.cases))
-    console.print("\n[bold red]not as promised[/]" if report.complaints else "\n[green]as promised[/]")
+    if report.complaints:
+        console.print("\n[bold red]not as promised[/]")
+    elif report.judgement is Judgement.BY_PROMISES:
+        console.print("\n[green]as promised[/]")
 
 
 def _table_of_figures(report: BenchReport) -> Table:
