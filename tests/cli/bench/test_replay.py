@@ -190,7 +190,8 @@ def test_a_request_that_never_fits_is_told_before_anything_is_replayed(
 
 
 @pytest.mark.parametrize(
-    ("python", "told"), [("/nowhere/python", "cannot start the peer"), (sys.executable, "No module named 'vllm'")]
+    ("python", "told"),
+    [("/nowhere/python", "/nowhere/python: No such file or directory\n"), (sys.executable, "No module named 'vllm'")],
 )
 def test_a_peer_that_cannot_run_is_told(
     python: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
