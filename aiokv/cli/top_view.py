@@ -183,7 +183,7 @@ class _Page:
         overdue = (f"{format_count(state.overdue)} overdue", look.fault if state.overdue else "")
         counts = f"  {format_count(state.active)} active{look.dot}{format_count(state.waiting)} waiting{look.dot}"
         summary = self._line(("leases", look.heading), (counts, ""), overdue)
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), style=look.text)
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), row_styles=[look.text])
         table.add_column(no_wrap=True, overflow=look.overflow)
         for _ in range(3):
             table.add_column(no_wrap=True, overflow=look.overflow, justify="right")
@@ -198,7 +198,7 @@ class _Page:
     def _table(self, label: str, *columns: str) -> Table:
         """Numbers stand to the right, what they are of to the left."""
         look = self._look
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, style=look.text)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, row_styles=[look.text])
         table.add_column(label, no_wrap=True, overflow=look.overflow)
         self._add_numbers(table, *columns)
         return table
