@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 from playwright.async_api import Error as BrowserError
-from playwright.async_api import Route
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv_asgi import KvRoutes
-from tests.asgi.browser import Shown, needs_chromium, shown
+from tests.asgi.browser import Shown, answer_with, needs_chromium, shown
 from tests.asgi.support import app_of, new_runtime, served
 from tests.runtime.support import GEOMETRY, GROUP, granted, prompt
 
@@ -44,16 +42,6 @@ async def serve_load(kv: KVRuntime) -> list[Lease]:
         lease.confirm(lease.num_tokens)
     await kv.drain()
     return held
-
-
-async def answer_with(page: Shown, body: Any, *, status: int = 200) -> None:  # noqa: ANN401  # JSON
-    """From now on the page is told this."""
-
-    async def fulfil(route: Route) -> None:
-        await route.fulfill(status=status, content_type="application/json", body=json.dumps(body))
-
-    await page.page.unroute_all()
-    await page.page.route("**/live.json", fulfil)
 
 
 async def test_it_shows_the_numbers_of_the_snapshot_and_draws_the_pools() -> None:
@@ -265,20 +253,6 @@ async def test_a_script_that_got_into_the_page_does_not_run_and_sends_no_form() 
         assert await page.page.evaluate("String(window.owned)") == "undefined"
         assert not [address for address in page.requested if "reset" in address]
         assert page.page.url.endswith("/live")
-
-
-async def test_totals_that_fall_are_those_of_another_process_and_no_rate() -> None:
-    kv = new_runtime()
-    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
-        await page.until_text("#standing", "Serving")
-        body: Any = (await asyncio.to_thread(kv.collector.live)).as_json()
-        shares = []
-        for uptime, computed in ((100, 5000), (101, 6000), (102, 10), (103, 20)):
-            await answer_with(page, {**body, "uptime_s": uptime, "prompt_tokens": {"gpu": 0, "compute": computed}})
-            await page.until_text("#sources tr[data-source=compute] td:last-child", f"{computed:,}")
-            shares.append((await page.texts("#sources tr[data-source=compute] td"))[1:3])
-        assert [share for share, _ in shares] == ["100.0 %", "100.0 %", "–", "100.0 %"]
-        assert [rate for _, rate in shares][2:] == ["0", "10"]
 
 
 async def test_without_a_cpu_tier_there_is_no_panel_for_it() -> None:
