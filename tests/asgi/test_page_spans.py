@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from playwright.async_api import FloatRect
 
 from aiokv.model.sizes import format_bytes
 from aiokv_asgi import KvRoutes
@@ -124,10 +125,20 @@ async def test_bytes_are_written_as_everywhere_else() -> None:
 
 @pytest.mark.parametrize("width", [360, 390, 860, 1280])
 async def test_every_caption_stands_in_its_card_and_beside_its_figure(width: int) -> None:
-    async with watching({"uptime_s": 39}, viewport={"width": width, "height": 844}) as (page, _):
+    many = tokens(gpu=10**9, cpu=10**10, compute=10**11)
+    async with watching({"prompt_tokens": many}, viewport={"width": width, "height": 844}) as (page, _):
         assert await page.page.evaluate(LEAST_ROOM) >= 0
-        figure = await page.page.locator("#hit-share").bounding_box()
-        caption = await page.page.get_by_text("Tokens per second").bounding_box()
-        assert figure is not None
-        assert caption is not None
-        assert caption["y"] > figure["y"] if width < 860 else caption["x"] > figure["x"] + figure["width"]
+        figure, table = [await box(page, selector) for selector in ("#hit-share", "#sources")]
+        caption = await box(page, "text=Tokens per second")
+        if width < 860:
+            assert caption["y"] > table["y"] + table["height"] > figure["y"]
+            assert await page.page.evaluate("document.documentElement.scrollWidth") <= width
+        else:
+            assert caption["x"] > table["x"] + table["width"] > figure["x"] + figure["width"]
+
+
+async def box(page: Shown, selector: str) -> FloatRect:
+    """Where an element that is shown stands."""
+    found = await page.page.locator(selector).bounding_box()
+    assert found is not None
+    return found
