@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.async_api import Error as BrowserError
+from playwright.async_api import Route
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv_asgi import KvRoutes
@@ -149,6 +150,25 @@ async def test_it_asks_each_second_seldom_while_hidden_and_not_at_all_while_paus
         async with page.page.expect_request("**/live.json"):
             await page.page.keyboard.press("Space")
         await page.until_text("#standing", "Serving")
+
+
+async def test_an_answer_that_comes_after_the_pause_leaves_it_paused() -> None:
+    kv, is_late = new_runtime(), asyncio.Event()
+
+    async def answer_late(route: Route) -> None:
+        await is_late.wait()
+        await route.continue_()
+
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live", is_clocked=True) as page:
+        await page.until_it_has_asked()
+        await page.page.route("**/live.json", answer_late)
+        async with page.page.expect_request("**/live.json"):
+            await page.page.clock.run_for(1000)
+        await page.page.get_by_role("button", name="Pause").click()
+        assert await page.texts("#standing") == ["Paused"]
+        is_late.set()
+        await page.until_it_has_asked()
+        assert await page.texts("#standing") == ["Paused"]
 
 
 async def asks_after(page: Shown, *, milliseconds: int) -> None:
