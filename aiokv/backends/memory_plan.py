@@ -18,6 +18,7 @@ from aiokv.model.plan import Checksum
 from aiokv.model.sizes import format_bytes
 
 __all__ = [
+    "ARENA_PART",
     "SLOT_STATE_BYTES",
     "Demand",
     "Limit",
@@ -28,6 +29,8 @@ __all__ = [
     "plan_memory",
 ]
 
+ARENA_PART: Final = "CPU arena"
+"""The name of the part that holds the CPU pool's blocks."""
 SLOT_STATE_BYTES: Final = 132
 """No more a slot takes in either tier, its index entry included, where no events are on; mostly about 100."""
 _CHECKSUM_BYTES: Final = 9
@@ -158,7 +161,7 @@ def _sum_lasting(parts: Iterable[Part]) -> int:
 
 def _find_parts(demand: Demand) -> Iterator[Part]:
     slots = demand.gpu_slots + demand.cpu_slots
-    yield Part(name="CPU arena", num_bytes=demand.arena_bytes)
+    yield Part(name=ARENA_PART, num_bytes=demand.arena_bytes)
     yield Part(name="index and slot state", num_bytes=slots * SLOT_STATE_BYTES)
     if demand.checksum is not Checksum.OFF:
         yield Part(name="checksums", num_bytes=demand.cpu_slots * _CHECKSUM_BYTES)

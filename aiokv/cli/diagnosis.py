@@ -12,19 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, final
+from typing import final
 
 from aiokv.backends.chunks import MOST_BYTES_PER_CALL
 from aiokv.backends.cuda_versions import OLDEST_DRIVER, are_bindings_supported, is_driver_supported
 from aiokv.backends.memory_plan import LimitKind, MemoryPlan, Registration
 from aiokv.cli.machine import Machine
-from aiokv.cli.memory_view import plan_settings
+from aiokv.cli.memory_advice import advise_smaller_pool, find_shortages
+from aiokv.cli.memory_view import ArenaSize, find_arena_size, plan_settings
 from aiokv.model.sizes import format_bytes
 from aiokv.runtime.config_file import Settings
 
 __all__ = ["Finding", "Level", "diagnose", "plan_machine", "worst_level"]
-
-_COMFORTABLE_SHARE: Final = 0.8  # of the memory this process may use, for the CPU pool
 
 
 class Level(IntEnum):
@@ -55,7 +54,7 @@ def diagnose(machine: Machine, *, settings: Settings, block_bytes: int | None = 
         _check_bindings(machine, settings),
         _check_torch(machine),
         _check_uvloop(machine),
-        _check_memory(machine, plan),
+        _check_memory(machine, plan, settings=settings, block_bytes=block_bytes),
         _check_pinned_memory(machine, settings, plan=plan),
         _check_memlock(machine, settings),
         _check_huge_pages(machine, settings),
@@ -126,25 +125,22 @@ def _check_uvloop(machine: Machine) -> Finding:
     return Finding(check="uvloop", level=Level.FINE, found=installed or "not made for Windows")
 
 
-def _check_memory(machine: Machine, plan: MemoryPlan) -> Finding:
-    usable = _usable_memory(machine)
+def _check_memory(machine: Machine, plan: MemoryPlan, *, settings: Settings, block_bytes: int | None) -> Finding:
     limit = "no cgroup limit" if machine.memory_limit is None else f"cgroup limit {format_bytes(machine.memory_limit)}"
     found = f"{format_bytes(machine.memory_total)}, {format_bytes(machine.memory_available)} available, {limit}"
-    wanted = plan.total_bytes
-    if not plan.arena_bytes or not usable:
+    if find_arena_size(settings, block_bytes=block_bytes) is ArenaSize.UNKNOWN:
+        unknown = ("give --block-bytes, the size of a block of your model",)
+        found = f"{found}; whether {settings.cpu_blocks:,} CPU blocks fit is unknown"
+        return Finding(check="memory", level=Level.FINE, found=found, advice=unknown)
+    if not plan.arena_bytes:
         return Finding(check="memory", level=Level.FINE, found=found)
-    found = f"{found}; the pools take {format_bytes(wanted)}"
-    if plan.broken(LimitKind.FIXED):
-        advice = (f"set cpu_bytes to at most {format_bytes(int(usable * _COMFORTABLE_SHARE))}, or raise the limit",)
-        return Finding(check="memory", level=Level.UNUSABLE, found=found, advice=advice)
-    if short := plan.broken(LimitKind.NOW):
-        left = format_bytes(short[0].allowed or 0)
-        advice = (f"{short[0].name} is {left}, a runtime would refuse to open: lower cpu_bytes or free memory",)
-        return Finding(check="memory", level=Level.DEGRADED, found=found, advice=advice)
-    if wanted > usable * _COMFORTABLE_SHARE or wanted > machine.memory_available:
-        advice = ("the rest may not be enough for the model and this process: lower cpu_bytes or free memory",)
-        return Finding(check="memory", level=Level.DEGRADED, found=found, advice=advice)
-    return Finding(check="memory", level=Level.FINE, found=found)
+    level = Level.UNUSABLE if plan.broken(LimitKind.FIXED) else Level.DEGRADED
+    advice = tuple(
+        advise_smaller_pool(room, machine, settings=settings, block_bytes=block_bytes)
+        for room in find_shortages(plan, machine)
+    )
+    found = f"{found}; the pools take {format_bytes(plan.total_bytes)}"
+    return Finding(check="memory", level=level if advice else Level.FINE, found=found, advice=advice)
 
 
 def _check_pinned_memory(machine: Machine, settings: Settings, *, plan: MemoryPlan) -> Finding:
@@ -189,9 +185,3 @@ def _check_numa(machine: Machine, settings: Settings) -> Finding:
 
 def _wants_cuda(machine: Machine, settings: Settings) -> bool:
     return settings.backend == "cuda" or (settings.backend == "auto" and machine.cuda_driver is not None)
-
-
-def _usable_memory(machine: Machine) -> int:
-    """Bytes this process may ever use; 0 where the system does not say."""
-    sizes = [size for size in (machine.memory_total, machine.memory_limit) if size]
-    return min(sizes, default=0)

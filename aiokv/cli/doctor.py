@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Final
 
@@ -11,10 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from aiokv.backends.memory_plan import MemoryPlan
 from aiokv.cli.diagnosis import Finding, Level, diagnose, plan_machine, worst_level
 from aiokv.cli.machine import Machine, read_machine
-from aiokv.cli.memory_view import is_size_unknown, plan_as_json, plan_as_table
+from aiokv.cli.memory_view import ArenaSize, find_arena_size, plan_as_json, plan_as_table
 from aiokv.cli.output import JsonOption, print_json, stdout
 from aiokv.cli.settings_options import (
     BackendOption,
@@ -26,7 +25,7 @@ from aiokv.cli.settings_options import (
     settings_as_json,
 )
 from aiokv.errors import ConfigError
-from aiokv.runtime.config_file import Settings, load_settings_with_sources, parse_bytes
+from aiokv.runtime.config_file import load_settings_with_sources, parse_bytes
 
 __all__ = ["NAME", "register"]
 
@@ -72,12 +71,14 @@ def _doctor(
     size = None if block_bytes is None else _parse_block_bytes(block_bytes)
     findings = diagnose(machine, settings=loaded.settings, block_bytes=size)
     plan = plan_machine(machine, settings=loaded.settings, block_bytes=size)
+    arena = find_arena_size(loaded.settings, block_bytes=size)
     if as_json:
-        _print_as_json(findings, machine=machine, settings=loaded.settings, plan=plan)
+        shown = {"memory_plan": plan_as_json(plan, arena=arena), "settings": settings_as_json(loaded.settings)}
+        _print_as_json(findings, machine=machine, rest=shown)
     else:
-        _print_table(findings, machine=machine, plan=plan)
-        if is_size_unknown(loaded.settings, block_bytes=size):
-            stdout().print("\nThe CPU arena is not in the plan: give --block-bytes, the size of a block of your model.")
+        _print_findings(findings)
+        stdout().print(plan_as_table(plan, machine, arena=arena))
+        _print_verdict(findings, arena=arena)
     raise typer.Exit(worst_level(findings))
 
 
@@ -88,20 +89,19 @@ def _parse_block_bytes(text: str) -> int:
     return size
 
 
-def _print_as_json(findings: Sequence[Finding], *, machine: Machine, settings: Settings, plan: MemoryPlan) -> None:
+def _print_as_json(findings: Sequence[Finding], *, machine: Machine, rest: Mapping[str, object]) -> None:
     status = worst_level(findings)
     payload = {
         "status": status.name.lower(),
         "exit_status": int(status),
         "checks": [{**asdict(finding), "level": finding.level.name.lower()} for finding in findings],
         "machine": asdict(machine),
-        "memory_plan": plan_as_json(plan),
-        "settings": settings_as_json(settings),
+        **rest,
     }
     print_json(payload, schema_version=_SCHEMA_VERSION)
 
 
-def _print_table(findings: Sequence[Finding], *, machine: Machine, plan: MemoryPlan) -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("check", no_wrap=True)
     table.add_column("status", no_wrap=True)
@@ -110,9 +110,11 @@ def _print_table(findings: Sequence[Finding], *, machine: Machine, plan: MemoryP
         lines = [escape(finding.found), *(f"[bold]→ {escape(advice)}[/]" for advice in finding.advice)]
         style = _STYLES[finding.level]
         table.add_row(finding.check, f"[{style}]{finding.level.name.lower()}[/]", "\n".join(lines))
-    console = stdout()
-    console.print(table)
-    console.print()
-    console.print(plan_as_table(plan, machine))
+    stdout().print(table)
+    stdout().print()
+
+
+def _print_verdict(findings: Sequence[Finding], *, arena: ArenaSize) -> None:
     status = worst_level(findings)
-    console.print(f"\nThis machine is [{_STYLES[status]}]{status.name.lower()}[/] for aiokv.")
+    unknown = "" if arena is ArenaSize.KNOWN else ", as far as can be told without --block-bytes"
+    stdout().print(f"\nThis machine is [{_STYLES[status]}]{status.name.lower()}[/] for aiokv{unknown}.")

@@ -13,14 +13,17 @@ from importlib.metadata import EntryPoint, version
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from aiokv.cli import doctor, top
 from aiokv.cli.bench import app as bench
+from aiokv.cli.help_pages import mend_help
 from aiokv.cli.output import debugging, exit_status, print_error
 from aiokv.cli.plugins import explain_unavailable, installed_commands, register_commands
 from aiokv.errors import AiokvError
 
-__all__ = ["build_app", "main"]
+__all__ = ["build_command", "main"]
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -28,7 +31,7 @@ def main(args: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if args is None else args)
     commands = _needed(installed_commands(), arguments=arguments)
     try:
-        build_app(commands)(args=arguments, prog_name="aiokv")
+        build_command(commands)(args=arguments, prog_name="aiokv")
     except Exception as error:  # the last frame: nothing is swallowed, every error becomes a message and a status
         if debugging():
             raise
@@ -37,8 +40,8 @@ def main(args: Sequence[str] | None = None) -> None:
         sys.exit(exit_status(shown))
 
 
-def build_app(commands: Sequence[EntryPoint]) -> typer.Typer:
-    """The app with the built-in commands and those of `commands`."""
+def build_command(commands: Sequence[EntryPoint]) -> TyperGroup:
+    """`aiokv` with the built-in commands and those of `commands`."""
     app = typer.Typer(
         help="KV-cache blocks in GPU and CPU memory, awaited from asyncio.",
         rich_markup_mode="rich",
@@ -51,7 +54,9 @@ def build_app(commands: Sequence[EntryPoint]) -> typer.Typer:
     bench.register(app)
     top.register(app)
     register_commands(app, commands=commands)
-    return app
+    command = get_group(app)
+    mend_help(command)
+    return command
 
 
 def _print_version(value: bool) -> None:  # noqa: FBT001  # typer calls it with the value alone

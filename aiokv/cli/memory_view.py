@@ -7,20 +7,36 @@ bytes is taken to hold blocks of 1 MiB, and one that is sized in blocks has no k
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import Enum
 from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from aiokv.backends.host_memory import HostMemory
-from aiokv.backends.memory_plan import Demand, Limit, LimitKind, MemoryPlan, Registration, plan_memory
+from aiokv.backends.memory_plan import (
+    ARENA_PART,
+    Demand,
+    Limit,
+    LimitKind,
+    MemoryPlan,
+    Registration,
+    plan_memory,
+)
 from aiokv.model.sizes import format_bytes
 from aiokv.runtime.config_file import Settings
 
-__all__ = ["is_size_unknown", "plan_as_json", "plan_as_table", "plan_settings"]
+__all__ = ["ArenaSize", "find_arena_size", "plan_as_json", "plan_as_table", "plan_settings"]
 
 _USUAL_BLOCK_BYTES: Final = 1 << 20
 _BLOCK_TOKENS: Final = 16
+
+
+class ArenaSize(Enum):
+    """Whether a plan tells all: the arena of a CPU pool in blocks has no size before these have one."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
 
 
 def plan_settings(
@@ -43,17 +59,21 @@ def plan_settings(
     return plan_memory(demand, host)
 
 
-def is_size_unknown(settings: Settings, *, block_bytes: int | None) -> bool:
-    """Whether there is a CPU pool whose bytes cannot be told."""
-    return bool(settings.cpu_blocks) and not block_bytes
+def find_arena_size(settings: Settings, *, block_bytes: int | None) -> ArenaSize:
+    """Whether the bytes of the CPU pool can be told; those of no pool can."""
+    return ArenaSize.UNKNOWN if settings.cpu_blocks and not block_bytes else ArenaSize.KNOWN
 
 
-def plan_as_json(plan: MemoryPlan) -> dict[str, object]:
-    """Sizes in bytes. `registration` is null where the arena is not registered with a device."""
+def plan_as_json(plan: MemoryPlan, *, arena: ArenaSize) -> dict[str, object]:
+    """Sizes in bytes. `arena_size` "unknown": then the arena counts for nothing, and `fits` is null.
+
+    `registration` is null where the arena is not registered with a device.
+    """
     chunks = plan.chunks
     return {
+        "arena_size": arena.value,
         "total_bytes": plan.total_bytes,
-        "fits": not plan.broken(LimitKind.FIXED, LimitKind.NOW),
+        "fits": None if arena is ArenaSize.UNKNOWN else not plan.broken(LimitKind.FIXED, LimitKind.NOW),
         "parts": [asdict(part) for part in plan.parts],
         "limits": [
             {**asdict(limit), "kind": limit.kind.value, "is_kept": limit.is_kept}
@@ -66,15 +86,27 @@ def plan_as_json(plan: MemoryPlan) -> dict[str, object]:
     }
 
 
-def plan_as_table(plan: MemoryPlan, host: HostMemory) -> RenderableType:
+def plan_as_table(plan: MemoryPlan, host: HostMemory, *, arena: ArenaSize) -> RenderableType:
     """The parts, then what limits them, for people."""
+    return Group(_table_of_parts(plan, arena=arena), "", _table_of_limits(plan, host))
+
+
+def _table_of_parts(plan: MemoryPlan, *, arena: ArenaSize) -> Table:
     parts = Table(box=None, header_style="bold", pad_edge=False)
     parts.add_column("memory plan", no_wrap=True)
     parts.add_column("bytes", justify="right", no_wrap=True)
     parts.add_column("")
+    unknown = arena is ArenaSize.UNKNOWN
     for part in plan.parts:
+        if unknown and part.name == ARENA_PART:
+            parts.add_row(part.name, "unknown", "give --block-bytes")
+            continue
         parts.add_row(part.name, format_bytes(part.num_bytes), f"while {part.only_while}" if part.only_while else "")
-    parts.add_row("all", format_bytes(plan.total_bytes), "")
+    parts.add_row("all but the arena" if unknown else "all", format_bytes(plan.total_bytes), "")
+    return parts
+
+
+def _table_of_limits(plan: MemoryPlan, host: HostMemory) -> Table:
     limits = Table(box=None, header_style="bold", pad_edge=False)
     limits.add_column("limit", no_wrap=True)
     limits.add_column("allows", justify="right", no_wrap=True)
@@ -84,7 +116,7 @@ def plan_as_table(plan: MemoryPlan, host: HostMemory) -> RenderableType:
             limits.add_row(limit.name, format_bytes(limit.allowed), "" if limit.is_kept else _tell(limit))
     if host.shm_free is not None:
         limits.add_row("/dev/shm", format_bytes(host.shm_free), "not used: the arena belongs to one process")
-    return Group(parts, "", limits)
+    return limits
 
 
 def _tell(limit: Limit) -> str:

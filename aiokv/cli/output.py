@@ -60,13 +60,20 @@ def stderr() -> Console:
 
 
 def new_progress() -> Progress:
-    """A progress display on stderr, which disappears when it is done; use it as a context manager."""
-    return Progress(*_columns(), console=stderr(), transient=True)
+    """A progress display on stderr, which disappears when it is done; use it as a context manager.
+
+    Where stderr is no terminal there is none: it would leave an empty line there.
+    """
+    console = stderr()
+    return Progress(*_columns(), console=console, transient=True, disable=not console.is_interactive)
 
 
 def new_still_progress() -> Progress:
     """Like `new_progress`, but without a thread of its own: it is drawn where it is told to be, and nowhere between."""
-    return Progress(*_columns(), console=stderr(), transient=True, auto_refresh=False)
+    console = stderr()
+    return Progress(
+        *_columns(), console=console, transient=True, auto_refresh=False, disable=not console.is_interactive
+    )
 
 
 def _columns() -> tuple[ProgressColumn, ...]:

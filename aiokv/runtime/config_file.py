@@ -1,7 +1,7 @@
 """Configuration from outside the program: command-line argument > `AIOKV_*` environment > TOML file > default.
 
 Every value is typed where it enters: the environment's "false" is false and its "1024" a number, while a TOML file must
-already use the right type. A key that does not exist is an error that names the closest one that does, so that a
+already use the right type. A key that does not exist is an error that names the one that may be meant, so that a
 misspelt setting never goes unnoticed. The result is a frozen value; nothing here touches torch or a device.
 """
 
@@ -210,8 +210,15 @@ def _read_arguments(arguments: Mapping[str, object]) -> dict[str, Any]:
 def _refuse_unknown(keys: Iterable[str], *, known: Collection[str], origin: str) -> None:
     for key in keys:
         if key not in known:
-            closest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise ConfigError(f"unknown setting {key!r} in {origin}: did you mean {closest[0]!r}?")
+            close = "".join(f": did you mean {name!r}?" for name in _find_close(key, known=known))
+            raise ConfigError(f"unknown setting {key!r} in {origin}{close}")
+
+
+def _find_close(key: str, *, known: Collection[str]) -> list[str]:
+    """The known name that `key` may be a misspelling of, or none; the prefix, which all share, makes nothing alike."""
+    by_word = {name.removeprefix(ENVIRONMENT_PREFIX).lower(): name for name in known}
+    words = difflib.get_close_matches(key.removeprefix(ENVIRONMENT_PREFIX).lower(), by_word, n=1)
+    return [by_word[word] for word in words]
 
 
 def _read_value(key: str, value: object, *, origin: str) -> object:

@@ -1,6 +1,6 @@
 """A model file as the engine uses it: forward pass, tokenizer and chat template, checked to fit together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,4 +33,16 @@ def load_model(path: Path, *, dtype: torch.dtype = torch.float32) -> LoadedModel
     if tokenizer.vocab_size > llama.config.vocab_size:
         sizes = f"{tokenizer.vocab_size} tokens, its embedding {llama.config.vocab_size}"
         raise file.error(f"its tokenizer has {sizes}")
+    if tokenizer.vocab_size < llama.config.vocab_size:
+        llama = _without_padding(llama, vocab_size=tokenizer.vocab_size)
     return LoadedModel(name=path.stem, llama=llama, tokenizer=tokenizer, template=template)
+
+
+def _without_padding(llama: LlamaModel, *, vocab_size: int) -> LlamaModel:
+    """Returns the model without what its embedding has beyond the vocabulary: no text stands for such tokens."""
+    weights = replace(
+        llama.weights,
+        embedding=llama.weights.embedding[:vocab_size],
+        head=llama.weights.head[:, :vocab_size].contiguous(),
+    )
+    return LlamaModel(replace(llama.config, vocab_size=vocab_size), weights=weights)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from aiokv.cli.diagnosis import Finding, Level, diagnose, worst_level
 from aiokv.cli.machine import Machine
+from aiokv.model.plan import Checksum
 from aiokv.model.sizes import format_bytes
-from aiokv.runtime.config_file import Settings
+from aiokv.runtime.config_file import Settings, parse_bytes
 
+MIB = 1024**2
 GIB = 1024**3
 LAPTOP = Machine(
     system="Linux",
@@ -132,12 +135,102 @@ def test_what_does_not_fit_beside_what_runs_now_is_degraded_and_says_what_is_sho
     machine = replace(LAPTOP, memory_limit=8 * GIB, memory_left=2 * GIB)
     found = finding(machine, check="memory", settings=Settings(cpu_bytes=4 * GIB))
     assert found.level is Level.DEGRADED
-    assert "the room left in the cgroup is 2 GiB" in found.advice[0]
+    (advice,) = found.advice
+    assert "the room left in the cgroup, 2 GiB, over which a runtime refuses to open; or free memory" in advice
+
+
+@pytest.mark.parametrize(
+    ("machine", "origin"),
+    [
+        (LAPTOP, "80 % of the machine's memory, 16 GiB; the rest is for the model and this process"),
+        (
+            replace(LAPTOP, memory_limit=4 * GIB),
+            "80 % of the cgroup's memory limit, 4 GiB; the rest is for the model and this process; or raise that limit",
+        ),
+    ],
+    ids=["machine", "cgroup"],
+)
+@pytest.mark.parametrize(
+    ("settings", "unit"),
+    [(Settings(cpu_blocks=32_768), "cpu_blocks"), (Settings(cpu_bytes=64 * GIB), "cpu_bytes")],
+    ids=["blocks", "bytes"],
+)
+def test_what_never_fits_is_told_with_the_limit_and_its_share_in_the_unit_that_was_given(
+    machine: Machine, origin: str, settings: Settings, unit: str
+) -> None:
+    found = memory_finding(machine, settings=settings)
+    assert found.level is Level.UNUSABLE
+    assert found.advice[0].startswith(f"set {unit} to at most ")
+    assert found.advice[0].endswith(f": {origin}")
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        LAPTOP,
+        replace(LAPTOP, memory_available=14 * GIB, swap_free=4 * GIB),
+        replace(LAPTOP, memory_available=2 * GIB, swap_free=4 * GIB),
+        replace(LAPTOP, memory_limit=4 * GIB, memory_left=GIB),
+        replace(LAPTOP, memory_available=15 * GIB, commit_left=5 * GIB),
+        replace(LAPTOP, memory_total=0, memory_available=0, memory_limit=3 * GIB),
+    ],
+    ids=["now", "share", "swap", "cgroup", "commit", "cgroup alone"],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(cpu_blocks=2**31 - 1),
+        Settings(cpu_blocks=7_000, checksum=Checksum.FULL),
+        Settings(cpu_bytes=2**63 - 1),
+        Settings(cpu_bytes=14 * GIB + 1),
+    ],
+    ids=["most blocks", "some blocks", "most bytes", "some bytes"],
+)
+def test_a_pool_made_as_small_as_advised_is_fine_and_a_larger_one_is_not(machine: Machine, settings: Settings) -> None:
+    found = memory_finding(machine, settings=settings)
+    assert found.level is not Level.FINE
+    taken = [taken_from(advice, of=settings) for advice in found.advice]
+    assert taken == sorted(taken, reverse=True, key=lambda one: (one.cpu_blocks, one.cpu_bytes))
+    assert memory_finding(machine, settings=taken[-1]).level is Level.FINE
+    assert memory_finding(machine, settings=one_more(taken[-1])).level is not Level.FINE
+
+
+def test_where_there_is_no_room_for_a_pool_it_is_to_be_left_out() -> None:
+    machine = replace(LAPTOP, memory_available=1_000)
+    assert memory_finding(machine, settings=Settings(cpu_blocks=1)).advice[0].startswith("leave the CPU pool out: ")
+    found = memory_finding(machine, settings=Settings(cpu_bytes=GIB))
+    assert found.advice[0].startswith("leave the CPU pool out: the memory available now, 1000 B")
+
+
+def memory_finding(machine: Machine, *, settings: Settings) -> Finding:
+    """With blocks of 2 MiB."""
+    (found,) = (f for f in diagnose(machine, settings=settings, block_bytes=2 * MIB) if f.check == "memory")
+    return found
+
+
+def taken_from(advice: str, *, of: Settings) -> Settings:
+    """The settings with the size that the advice names, read as an operator would type it."""
+    match = re.match(r'set (cpu_\w+) to at most "?(\w+)"?', advice)
+    assert match, advice
+    other = dict.fromkeys(("cpu_blocks", "cpu_bytes"))
+    return replace(of, **(other | {match[1]: parse_bytes(match[2])}))  # type: ignore[arg-type]  # one of the two fields
+
+
+def one_more(settings: Settings) -> Settings:
+    """A block or a block's bytes more."""
+    if settings.cpu_blocks is not None:
+        return replace(settings, cpu_blocks=settings.cpu_blocks + 1)
+    return replace(settings, cpu_bytes=(settings.cpu_bytes or 0) + 2 * MIB)
 
 
 def test_a_pool_given_in_blocks_is_held_against_memory_once_a_block_has_a_size() -> None:
     settings = Settings(cpu_blocks=1024)
-    assert finding(LAPTOP, check="memory", settings=settings).level is Level.FINE
+    unknown = finding(LAPTOP, check="memory", settings=settings)
+    assert (unknown.level, unknown.advice) == (
+        Level.FINE,
+        ("give --block-bytes, the size of a block of your model",),
+    )
+    assert "whether 1,024 CPU blocks fit is unknown" in unknown.found
     (found,) = (f for f in diagnose(LAPTOP, settings=settings, block_bytes=GIB) if f.check == "memory")
     assert found.level is Level.UNUSABLE
 

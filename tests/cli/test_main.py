@@ -76,6 +76,7 @@ def test_doctor_prints_the_memory_plan_for_people_and_for_scripts(capsys: pytest
     assert "128 MiB" in next(line for line in shown.splitlines() if line.startswith("CPU arena"))
     run(*arguments, "--json")
     plan = json.loads(capsys.readouterr().out)["memory_plan"]
+    assert plan["arena_size"] == "known"
     sizes = {part["name"]: part["num_bytes"] for part in plan["parts"]}
     assert sizes["CPU arena"] == 128 * 1024**2
     assert plan["total_bytes"] == sum(part["num_bytes"] for part in plan["parts"] if not part["only_while"])
@@ -84,8 +85,17 @@ def test_doctor_prints_the_memory_plan_for_people_and_for_scripts(capsys: pytest
 
 
 def test_doctor_says_what_it_cannot_plan_without_a_block_size(capsys: pytest.CaptureFixture[str]) -> None:
-    run("doctor", "--cpu-blocks", "64")
-    assert "--block-bytes" in capsys.readouterr().out
+    run("doctor", "--backend", "host", "--cpu-blocks", "64")
+    shown = capsys.readouterr().out
+    arena = next(line for line in shown.splitlines() if line.startswith("CPU arena"))
+    assert arena.split() == ["CPU", "arena", "unknown", "give", "--block-bytes"]
+    assert shown.endswith("for aiokv, as far as can be told without --block-bytes.\n")
+    run("doctor", "--backend", "host", "--cpu-blocks", "64", "--json")
+    plan = json.loads(capsys.readouterr().out)["memory_plan"]
+    assert (plan["arena_size"], plan["fits"]) == ("unknown", None)
+
+
+def test_doctor_refuses_blocks_of_no_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("doctor", "--cpu-blocks", "64", "--block-bytes", "0") == 2
     assert "more than zero" in capsys.readouterr().err
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
+from rich.progress import Progress
 
-from aiokv.cli.output import exit_status, new_progress, print_error, print_json, stdout_kept_clean
+from aiokv.cli.output import (
+    exit_status,
+    new_progress,
+    new_still_progress,
+    print_error,
+    print_json,
+    stdout_kept_clean,
+)
 from aiokv.errors import AcquireTimeout, CapacityError, ConfigError, InvalidTransition, UsageError
 
 
@@ -18,6 +27,17 @@ def test_json_is_alone_on_stdout_whatever_the_work_prints(capsys: pytest.Capture
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"schema_version": 2, "runs": [1.5, None, "ü"]}
     assert captured.err.count("a library that talks") == 3
+
+
+@pytest.mark.parametrize("start", [new_progress, new_still_progress])
+def test_progress_leaves_nothing_where_nobody_watches_it(
+    start: Callable[[], Progress], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigError), start() as progress:
+        progress.update(progress.add_task("working", total=2), advance=1, refresh=True)
+        raise ConfigError("too few blocks")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
 
 
 def test_json_refuses_what_json_cannot_say(capsys: pytest.CaptureFixture[str]) -> None:

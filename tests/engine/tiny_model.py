@@ -45,10 +45,13 @@ def vocabulary() -> list[str]:
     return [*CONTROL_TOKENS, *(letters[byte] for byte in range(256)), *("".join(merge) for merge in MERGES)]
 
 
-def write_tiny_model(path: Path, *, seed: int = 0) -> TinyModel:
-    """Writes the model to `path`; the embedding is quantised, so that dequantising is part of every test."""
+def write_tiny_model(path: Path, *, seed: int = 0, padding: int = 0) -> TinyModel:
+    """Writes the model to `path`; the embedding is quantised, so that dequantising is part of every test.
+
+    `padding` is the number of rows beyond the vocabulary that embedding and head have.
+    """
     random = np.random.default_rng(seed)
-    drawn = {name: random.normal(size=shape) * scale for name, (shape, scale) in _shapes().items()}
+    drawn = {name: random.normal(size=shape) * scale for name, (shape, scale) in _shapes(padding).items()}
     drawn |= {name: 1 + 0.1 * value for name, value in drawn.items() if "norm" in name}
     weights = {name: value.astype(np.float32) for name, value in drawn.items()}
     quantised = quantize(weights["token_embd.weight"], GGMLQuantizationType.Q8_0)
@@ -109,9 +112,9 @@ def _rotate(heads: Array) -> Array:
     return np.concatenate([turned.real, turned.imag], axis=-1)
 
 
-def _shapes() -> dict[str, tuple[tuple[int, ...], float]]:
+def _shapes(padding: int) -> dict[str, tuple[tuple[int, ...], float]]:
     """Returns shape and scale of every tensor; scales keep activations near 1 and let attention matter."""
-    vocab = len(vocabulary())
+    vocab = len(vocabulary()) + padding
     kv = KV_HEADS * HEAD_DIM
     shapes: dict[str, tuple[tuple[int, ...], float]] = {
         "token_embd.weight": ((vocab, HIDDEN), 1.0),

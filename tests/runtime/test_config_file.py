@@ -110,12 +110,24 @@ def test_both_cpu_sizes_in_one_layer_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "closest"), [("gpu_block", "gpu_blocks"), ("cpu-bytes", "cpu_bytes"), ("Backend", "backend"), ("zzz", "")]
+    ("key", "closest"), [("gpu_block", "gpu_blocks"), ("cpu-bytes", "cpu_bytes"), ("BACKEND", "backend")]
 )
 def test_an_unknown_key_in_the_file_is_named_with_the_closest_known_one(tmp_path: Path, key: str, closest: str) -> None:
     file = write(tmp_path, f"{key} = 1")
-    with pytest.raises(ConfigError, match=f"unknown setting '{key}' in .*aiokv.toml: did you mean '{closest}"):
+    with pytest.raises(ConfigError, match=rf"unknown setting '{key}' in .*aiokv.toml: did you mean '{closest}'\?$"):
         load_settings(file=file, environ={}, arguments={})
+
+
+@pytest.mark.parametrize("key", ["port", "foo", "zzz", "gpu", '""'])
+def test_an_unknown_key_that_is_like_none_is_named_alone(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting '.*' in .*aiokv.toml$"):
+        load_settings(file=write(tmp_path, f"{key} = 1"), environ={}, arguments={})
+
+
+@pytest.mark.parametrize("name", ["AIOKV_PORT", "AIOKV_", "AIOKV_HOST_NAME"])
+def test_an_unknown_variable_is_likened_by_what_follows_the_prefix(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{name}' in the environment$"):
+        load_settings(file=None, environ={name: "9"}, arguments={})
 
 
 def test_an_unknown_table_in_the_file_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -82,12 +83,16 @@ async def running(
     cpu_blocks: int = 256,
     max_queue: int = 256,
     access: Access | None = None,
+    buffers: int | None = None,
 ) -> AsyncIterator[Running]:
     sizes = Sizes(gpu_blocks=gpu_blocks, cpu_blocks=cpu_blocks)
     async with open_serving(loaded.llama, sizes=sizes) as serving:
         service = make_service(serving, loaded=loaded, name=MODEL, max_queue=max_queue)
         server_app = make_app(service, access=access)
         with open_socket("127.0.0.1", port=0) as listener:
+            if buffers is not None:  # connections inherit them
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffers)
             port = listener.getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             async with (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,8 +12,10 @@ import pytest
 
 from aiokv import Tier
 from aiokv.testing import evict
-from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.model_file import LoadedModel, load_model
 from aiokv_engine.scheduler import GROUP
+from aiokv_engine.tokenizer import GgufTokenizer
+from tests.engine.tiny_model import write_tiny_model
 from tests.serve.cases import MODEL, running
 
 TEXT = "the quick brown fox jumps over the lazy dog, and then the other way round. " * 3
@@ -58,7 +61,10 @@ async def test_text_and_its_tokens_get_the_same_answer_and_a_list_gets_one_choic
 async def test_a_stream_says_what_the_whole_answer_says(tiny: LoadedModel, prompt: object) -> None:
     async with running(tiny) as server:
         whole = (await server.complete(prompt, max_tokens=12)).json()
-        events = events_of(await server.complete(prompt, max_tokens=12, stream=True))
+        streamed = await server.complete(prompt, max_tokens=12, stream=True)
+    events = events_of(streamed)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    assert streamed.headers["cache-control"] == "no-cache"
     texts = [""] * len(whole["choices"])
     finishes: list[str | None] = [None] * len(whole["choices"])
     for event in events:
@@ -193,6 +199,52 @@ async def test_what_was_generated_is_counted(tiny: LoadedModel) -> None:
         prompt = await server.metric("aiokv_serve_running_requests")
     assert tokens == sum(usage["completion_tokens"] for usage in usages)
     assert (ok, cold, warm, prompt) == (2, 1, 1, 0)
+
+
+async def test_an_answer_that_the_model_ends_says_so(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        answer = (await server.complete("a", max_tokens=200)).json()
+    assert answer["usage"]["completion_tokens"] < 200
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_an_answer_is_as_long_as_was_asked_for_or_as_is_usual(tiny: LoadedModel) -> None:
+    messages = [{"role": "user", "content": "the"}]
+    cases: list[tuple[dict[str, object], int]] = [
+        ({}, 256),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 4}, 4),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, 4),
+    ]
+    async with running(tiny) as server:
+        for said, tokens in cases:
+            answer = (await server.chat(messages, ignore_eos=True, **said)).json()
+            assert answer["usage"]["completion_tokens"] == tokens, said
+        answer = (await server.complete("the", ignore_eos=True)).json()
+        assert answer["usage"]["completion_tokens"] == 16
+
+
+@pytest.fixture
+def padded(tmp_path: Path) -> LoadedModel:
+    """Some models pad their embedding; here more than half of the rows are padding, so that some would win."""
+    return load_model(write_tiny_model(tmp_path / "padded.gguf", padding=400).path)
+
+
+async def test_rows_beyond_the_vocabulary_are_never_said(padded: LoadedModel) -> None:
+    async with running(padded) as server:
+        said = {"max_tokens": 50, "ignore_eos": True}
+        answers = [await server.complete(TEXT, **said), await server.complete(TEXT, **said, temperature=2, seed=1)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [50, 50]
+
+
+async def test_a_stop_string_may_be_what_a_broken_character_becomes_at_the_end(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GgufTokenizer, "token_bytes", lambda _, __: b"\xc3")
+    async with running(tiny) as server:
+        (choice,) = (await server.complete(TEXT, max_tokens=1, ignore_eos=True, stop="\ufffd")).json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("", "stop")
 
 
 def _parts(*texts: str) -> list[dict[str, str]]:

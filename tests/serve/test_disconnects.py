@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.server.errors import Outcome
 from aiokv_engine.tokenizer import GgufTokenizer
 from tests.engine.cases import Gate
-from tests.serve.cases import MODEL, PATIENCE, Running, running
+from tests.serve.cases import MODEL, PATIENCE, Running, error_of, running
 
 PROMPT = [7 + index % 90 for index in range(100)]
 
@@ -95,6 +96,32 @@ async def test_a_client_that_leaves_while_it_sends_its_body_costs_nothing(tiny: 
         assert (await server.complete(PROMPT)).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_may_leave_after_any_byte_of_its_answer(tiny: LoadedModel, *, stream: bool) -> None:
+    async with running(tiny) as server:
+        request = request_bytes(server, max_tokens=3, stream=stream)
+        whole = await _first_bytes(server, request, count=10_000)
+        assert len(whole) > 300
+        for count in range(1, len(whole), 23):
+            assert len(await _first_bytes(server, request, count=count)) >= count
+        await server.assert_all_given_back()
+        metrics = server.server_app.service.metrics
+        asked = 1 + len(range(1, len(whole), 23))
+        assert metrics.requests(Outcome.OK) + metrics.requests(Outcome.CANCELLED) == asked
+
+
+async def _first_bytes(server: Running, request: bytes, *, count: int) -> bytes:
+    """So many bytes of an answer, or all there are; the client leaves as soon as it has them."""
+    reader, writer = await connect(server)
+    writer.write(request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    received = b""
+    async with asyncio.timeout(PATIENCE):
+        while len(received) < count and (piece := await reader.read(count - len(received))):
+            received += piece
+    await hang_up(writer)
+    return received
+
+
 async def test_a_body_that_does_not_come_in_time_ends_its_connection(
     tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +157,31 @@ async def test_a_client_that_leaves_while_it_is_tokenised_is_never_let_in(
         assert await server.metric("aiokv_serve_generated_tokens_total") == 0
         await server.assert_all_given_back()
         assert await cancelled(server) == 1
+
+
+async def test_a_request_that_is_tokenised_when_the_grace_ends_is_told_so(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def wait(_: GgufTokenizer, __: str) -> list[int]:
+        has_begun.set()
+        may_end.wait(PATIENCE)
+        return PROMPT
+
+    monkeypatch.setattr(GgufTokenizer, "encode", wait)
+    async with running(tiny) as server:
+        gate = server.server_app.service.gate
+        with server.background("long " * 300) as request:
+            await server.until(has_begun.is_set)
+            assert gate.cut_off() == 1
+            response = await request
+            may_end.set()
+        await server.assert_all_given_back()
+        assert await server.metric("aiokv_serve_generated_tokens_total") == 0
+        assert await cancelled(server) == 1
+    assert response.status_code == 503
+    assert error_of(response)["code"] == "cut_off"
 
 
 async def test_a_client_that_reads_nothing_holds_no_blocks_when_its_answer_is_complete(tiny: LoadedModel) -> None:

@@ -82,3 +82,16 @@ def test_cutting_off_ends_every_request_that_is_being_answered() -> None:
         assert gate.cut_off() == 1
     assert gate.cut_off() == 0
     assert ended == ["first"]
+
+
+def test_closing_ends_every_request_that_is_still_coming_and_none_that_is_answered() -> None:
+    gate = Gate(max_queue=5)
+    ended: list[str] = []
+    with gate.reading(lambda: ended.append("coming")), gate.answering(lambda: ended.append("answered")):
+        with gate.reading(lambda: ended.append("gone")):
+            assert not gate.is_idle
+        gate.close()
+        assert ended == ["coming"]
+        assert gate.cut_off() == 1
+    assert ended == ["coming", "answered"]
+    assert gate.is_idle

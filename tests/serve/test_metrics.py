@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,6 +46,26 @@ async def test_the_runtimes_metrics_stand_beside_them(tiny: LoadedModel) -> None
         assert (
             await server.metric("aiokv_prompt_tokens_total", source="compute", phase="first") == usage["prompt_tokens"]
         )
+
+
+async def test_the_usages_of_all_requests_sum_to_what_the_runtime_counts(tiny: LoadedModel) -> None:
+    """A pool for a few prompts at a time, so that some come back from the CPU tier."""
+    async with running(tiny, gpu_blocks=33) as server:
+        answers = [
+            await asyncio.gather(
+                *(server.complete([9 + kind] * (70 + 64 * kind), max_tokens=1 + kind) for kind in range(5))
+            )
+            for _ in range(4)
+        ]
+        await server.assert_all_given_back()
+        counted = [await server.metric("aiokv_prompt_tokens_total", source=each, phase="first") for each in SOURCES]
+        generated = await server.metric("aiokv_serve_generated_tokens_total")
+    usages = [answer.json()["usage"] for batch in answers for answer in batch]
+    found = [usage["prompt_tokens_details"] for usage in usages]
+    sums = [sum(each[f"{source}_cached_tokens"] for each in found) for source in ("gpu", "cpu")]
+    assert [*sums, sum(usage["prompt_tokens"] for usage in usages) - sum(sums)] == counted
+    assert all(counted), "a source that has given nothing shows nothing"
+    assert generated == sum(usage["completion_tokens"] for usage in usages)
 
 
 async def test_every_request_is_counted_once_by_how_it_ended(tiny: LoadedModel) -> None:

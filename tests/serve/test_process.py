@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +20,10 @@ import typer
 from typer.testing import CliRunner
 
 from aiokv import ConfigError
+from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.command import register
-from tests.serve.cases import PATIENCE, error_of
+from aiokv_engine.server.process import listening, open_socket
+from tests.serve.cases import PATIENCE, error_of, running
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = (
@@ -84,6 +87,7 @@ def _read_announcement(stdout: IO[str] | None, *, errors: Path) -> dict[str, Any
 def test_an_idle_server_ends_at_once_and_silently(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tiny_path, tmp_path) as server:
         assert server.client.get("/ready").status_code == 200
+        assert server.client.get("/v1/models", headers={"host": "evil.net"}).status_code == 400
         answer = server.client.post("/v1/completions", json={"model": "served", "prompt": "the"})
         assert answer.status_code == 200
         server.signal(number)
@@ -111,6 +115,23 @@ def test_running_requests_are_drained_while_new_ones_are_told_to_go_elsewhere(ti
     assert error_of(refused)["code"] == "draining"
     assert (health.status_code, metrics.status_code) == (200, 200)
     assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_request_that_is_still_coming_at_the_signal_is_told_to_go_elsewhere(tiny_path: Path, tmp_path: Path) -> None:
+    """Its body would come too late anyhow, and nothing waits for it: neither the grace, nor that of connections."""
+    with serving(tiny_path, tmp_path, "--grace", "60") as server:
+        url = server.client.base_url
+        with socket.create_connection((url.host, url.port), timeout=PATIENCE) as slow:
+            slow.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+            )
+            assert slow.recv(1000).startswith(b"HTTP/1.1 100 ")  # its body is read now
+            server.signal(signal.SIGTERM)
+            answer = b"".join(iter(lambda: slow.recv(1000), b""))
+            assert server.end() == (0, "")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b'"code":"draining"' in answer
 
 
 def test_what_does_not_end_within_the_grace_is_cut_off_and_told_so(tiny_path: Path, tmp_path: Path) -> None:
@@ -225,6 +246,16 @@ def test_admin_routes_need_the_token_of_the_file(tiny_path: Path, tmp_path: Path
         assert server.end() == (0, "")
 
 
+def test_the_token_may_come_from_the_environment_and_a_host_be_allowed(tiny_path: Path, tmp_path: Path) -> None:
+    token = "a-token-of-enough-letters"
+    with serving(tiny_path, tmp_path, "--allowed-host", "example.org", AIOKV_ADMIN_TOKEN=token) as server:
+        audit = server.client.get("/kv/audit", headers={"authorization": f"Bearer {token}"})
+        assert audit.status_code == 200
+        for host, status in (("example.org", 200), ("localhost", 200), ("evil.net", 400)):
+            assert server.client.get("/v1/models", headers={"host": host}).status_code == status, host
+            assert server.client.get("/health", headers={"host": host}).status_code == status, host
+
+
 def test_settings_come_from_arguments_the_environment_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "aiokv.toml").write_text('gpu_blocks = 7\ncpu_blocks = 9\nstore_policy = "lazy"\n')
     result = _invoke("--config", str(tmp_path / "aiokv.toml"), "--cpu-blocks", "5", AIOKV_GPU_BLOCKS="6")
@@ -242,6 +273,26 @@ def test_a_port_that_is_taken_is_an_error_in_one_line(tiny_path: Path, tmp_path:
         port = server.client.base_url.port
         result = CliRunner().invoke(_app(), ["serve", "--model", str(tiny_path), "--port", str(port)])
     assert "cannot listen on 127.0.0.1" in str(result.exception)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300, "256.1.1.1", "/tmp/socket", ""])
+def test_an_address_that_is_none_is_an_error_in_one_line(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on "):
+        open_socket(host, port=0)
+
+
+async def test_who_has_bound_a_port_first_does_not_keep_it_from_who_listens_first(tiny: LoadedModel) -> None:
+    """Both may bind it while neither listens: that is how long a model is loaded."""
+    async with running(tiny) as server:
+        with open_socket("127.0.0.1", port=0) as first:
+            port = first.getsockname()[1]
+            with open_socket("127.0.0.1", port=port) as second:
+                async with listening(server.server_app, listener=second):
+                    with pytest.raises(ConfigError, match=f"cannot listen on http://127.0.0.1:{port}"):
+                        async with listening(server.server_app, listener=first):
+                            pytest.fail("two servers listen on one port")
+                    async with httpx.AsyncClient() as client:
+                        assert (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200
 
 
 @pytest.mark.parametrize("option", ["--grace=nan", "--grace=inf", "--grace=-1", "--max-queue=0", "--port=70000"])

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+
+import pytest
 
 from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.server.errors import Outcome
 from tests.serve.cases import PATIENCE, Running, running
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -91,4 +96,49 @@ async def test_the_rest_of_a_body_that_is_too_large_is_no_second_request(tiny: L
             answer = await reader.read(-1)
         writer.close()
     assert answer.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in answer.lower()
     assert answer.count(b"HTTP/1.1") == 1
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+STREAM = b'{"model":"tiny","prompt":"a","stream":true,"ignore_eos":true,"max_tokens":1500}'
+NO_MORE_HTTP = [
+    (HEAD.replace(b"completions", b"nothing") + CHUNKED, b'"code":null}}', b"ZZ\r\n"),
+    (
+        HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(STREAM) + STREAM,
+        b"data: ",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("first", "answer", "then"), NO_MORE_HTTP, ids=["answered", "answering"])
+async def test_what_is_no_http_after_an_answer_has_begun_ends_the_connection_and_is_no_fault(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture, first: bytes, answer: bytes, then: bytes
+) -> None:
+    async with running(tiny) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(first)
+        async with asyncio.timeout(PATIENCE):
+            await reader.readuntil(answer)
+            writer.write(then)
+            with contextlib.suppress(ConnectionError):
+                while rest := await reader.read(65_536):
+                    assert b"HTTP/1.1" not in rest
+        writer.close()
+        await server.assert_all_given_back()
+        assert server.server_app.service.metrics.requests(Outcome.OK) == 0
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_what_is_no_http_before_an_answer_has_begun_is_refused_once_and_is_no_fault(
+    tiny: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The path is answered without its body, so that both answers are made in the same moment."""
+    async with running(tiny) as server:
+        answer = await talk(server, HEAD.replace(b"completions", b"nothing") + CHUNKED + b"ZZ\r\n")
+        await server.assert_all_given_back()
+        assert (await server.complete("still there")).status_code == 200
+    assert answer.count(b"HTTP/1.1 400") == 1
+    assert answer.count(b"HTTP/1.1") == 1
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []

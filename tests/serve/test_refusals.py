@@ -45,12 +45,18 @@ BAD_PARAMETERS: list[tuple[str, object]] = [
     ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", "5"),
+    ("max_tokens", True),
+    ("max_tokens", 2**31),
+    ("max_tokens", int("9" * 4300)),
     ("max_tokens", 1.5),
     ("stop", [""]),
     ("stop", ["a"] * 5),
     ("stop", "a" * 300),
     ("presence_penalty", 1),
     ("logit_bias", {"5": 1}),
+    ("logit_bias", {SECRET: "a"}),
+    ("metadata", {SECRET: 1}),
+    ("stream_options", {SECRET: True}),
     ("stream", "yes"),
     ("prompt", ""),
     ("prompt", []),
@@ -68,6 +74,7 @@ BAD_PARAMETERS: list[tuple[str, object]] = [
     ("cache_salt", ""),
     ("never_heard_of", 1),
 ]
+LENGTHS = ("max_tokens", "max_completion_tokens")
 BAD_MESSAGES: list[tuple[object, str]] = [
     ([], "messages"),
     ("hello", "messages"),
@@ -104,8 +111,20 @@ async def test_a_bad_parameter_is_named(tiny: LoadedModel) -> None:
             status, error = await post(server, body(**{param: value}))
             assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param), (param, value)
             assert SECRET not in error["message"]
+            assert len(error["message"]) < 200
         assert server.serving.kv.snapshot() == before
         assert await server.metric("aiokv_serve_requests_total", outcome="invalid") == len(BAD_PARAMETERS)
+
+
+async def test_the_first_token_id_beyond_the_vocabulary_is_refused_and_the_last_within_is_not(
+    tiny: LoadedModel,
+) -> None:
+    size = tiny.tokenizer.vocab_size
+    async with running(tiny) as server:
+        assert (await server.complete([size - 1], max_tokens=1)).status_code == 200
+        refused = await server.complete([5, size], max_tokens=1)
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == "prompt"
 
 
 async def test_a_bad_message_is_named(tiny: LoadedModel) -> None:
@@ -184,9 +203,10 @@ async def test_a_prompt_that_can_never_fit_is_refused_at_once(tiny: LoadedModel)
         long = await server.complete("a" * 100_000, max_tokens=1)
         by_default = await server.complete(prompt)
         chat = await server.chat([{"role": "user", "content": "a" * 1000}])
+        asked = [await server.chat([{"role": "user", "content": "a"}], **{key: limit}) for key in LENGTHS]
         await server.assert_all_given_back()
     assert fits.status_code == by_default.status_code == 200
-    for response, param in ((over, "prompt"), (long, "prompt"), (chat, "messages")):
+    for response, param in ((over, "prompt"), (long, "prompt"), *((each, "messages") for each in (chat, *asked))):
         error = error_of(response)
         assert response.status_code == 400
         assert (error["code"], error["param"]) == ("context_length_exceeded", param)
@@ -283,7 +303,7 @@ async def test_a_template_that_refuses_is_a_bad_request(tiny: LoadedModel, monke
 
 
 async def test_requests_for_a_foreign_host_are_refused(tiny: LoadedModel) -> None:
-    access = Access(allowed_hosts=("example.org", "*.example.com"))
+    access = Access(allowed_hosts=("Example.org", "*.example.COM"))
     async with running(tiny, access=access) as server:
         for host, status in (("example.org:81", 200), ("a.example.com", 200), ("evil.net", 400), ("127.0.0.1", 400)):
             response = await server.client.get("/v1/models", headers={"host": host})
@@ -292,3 +312,22 @@ async def test_requests_for_a_foreign_host_are_refused(tiny: LoadedModel) -> Non
         response = await server.client.get("/v1/models", headers={"host": "evil.net"})
         assert error_of(response)["code"] == "unknown_host"
         assert (await server.client.get("/v1/models", headers={"host": "localhost"})).status_code == 200
+
+
+async def test_a_host_that_is_malformed_is_no_known_host(tiny: LoadedModel) -> None:
+    """A URL of such a header falls back to the address of the server, which is allowed."""
+    hosts = (
+        b"",
+        b"[::1",
+        b"[::1]x",
+        b"//evil.net",
+        b"evil.net/127.0.0.1",
+        b"user@127.0.0.1",
+        b"127.0.0.1:port",
+        b"\xff",
+    )
+    async with running(tiny) as server:
+        for host in hosts:
+            assert (await server.client.get("/v1/models", headers=[(b"host", host)])).status_code == 400, host
+        for host in (b"LocalHost:81", b"[::1]:81", b"127.0.0.1:"):
+            assert (await server.client.get("/v1/models", headers=[(b"host", host)])).status_code == 200, host

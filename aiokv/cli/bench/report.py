@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, NoReturn
 
 import typer
@@ -14,10 +15,18 @@ from rich.table import Table
 from aiokv.cli.output import print_error, print_json, stdout, stdout_kept_clean
 from aiokv.model.numbers import is_number
 
-__all__ = ["BenchReport", "answer", "conclude"]
+__all__ = ["BenchReport", "Judgement", "answer", "conclude"]
 
 _LARGE: Final = 1_000
 """From here on people need no fraction, and no exponent."""
+
+
+class Judgement(Enum):
+    """Whether a benchmark holds what it finds against promises."""
+
+    BY_PROMISES = "by promises"
+    NONE = "none"
+    """It only tells: its report has no complaints, and says of nothing that it is as promised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,7 @@ class BenchReport:
     figures: Mapping[str, object]
     complaints: tuple[str, ...]
     cases: tuple[Mapping[str, object], ...] = ()
+    judgement: Judgement = Judgement.BY_PROMISES
 
     def as_json(self) -> dict[str, object]:
         """The object that `--json` prints, without its `schema_version`."""
@@ -44,11 +54,16 @@ class BenchReport:
         }
 
 
-def answer(measure: Callable[[], BenchReport], *, as_json: bool) -> NoReturn:
-    """Measure, with nothing printed where programs read the report, then `conclude`."""
+def answer(
+    measure: Callable[[], BenchReport],
+    *,
+    as_json: bool,
+    table_of: Callable[[Sequence[Mapping[str, object]]], Table] | None = None,
+) -> NoReturn:
+    """Measure, with nothing printed where programs read the report, then `conclude`; people read `table_of(cases)`."""
     with stdout_kept_clean() if as_json else nullcontext():
         report = measure()
-    conclude(report, as_json=as_json)
+    conclude(report, as_json=as_json, table=table_of(report.cases) if table_of else None)
 
 
 def conclude(report: BenchReport, *, as_json: bool, table: Table | None = None) -> NoReturn:
@@ -68,7 +83,10 @@ def _print_tables(report: BenchReport, *, table: Table | None) -> None:
     if report.cases:
         console.print()
         console.print(table or _table_of(report.cases))
-    console.print("\n[bold red]not as promised[/]" if report.complaints else "\n[green]as promised[/]")
+    if report.complaints:
+        console.print("\n[bold red]not as promised[/]")
+    elif report.judgement is Judgement.BY_PROMISES:
+        console.print("\n[green]as promised[/]")
 
 
 def _table_of_figures(report: BenchReport) -> Table:

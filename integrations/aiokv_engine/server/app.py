@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
@@ -34,6 +35,7 @@ __all__ = ["Access", "ServerApp", "make_app"]
 _log = logging.getLogger(__name__)
 
 _API_VERSION: Final = "1"
+_HOST_HEADER: Final = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_.-]+))(:[0-9]{0,5})?")
 
 
 @final
@@ -131,13 +133,19 @@ class _HostCheck:
     __slots__ = ("_names", "_suffixes")
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
-        self._names = frozenset(allowed_hosts)
-        self._suffixes = tuple(pattern[1:] for pattern in allowed_hosts if pattern.startswith("*."))
+        patterns = [pattern.lower() for pattern in allowed_hosts]
+        self._names = frozenset(patterns)
+        self._suffixes = tuple(pattern[1:] for pattern in patterns if pattern.startswith("*."))
 
     async def __call__(self, request: Request) -> None:
-        host = request.url.hostname or ""
-        if "*" not in self._names and host not in self._names and not host.endswith(self._suffixes or ("\0",)):
+        if not ("*" in self._names or self._is_known(request.headers.get("host", ""))):
             raise ApiError("requests for this host are not answered here", code="unknown_host")
+
+    def _is_known(self, header: str) -> bool:
+        """Reads the header as it came: with a malformed one the request's URL would name our own address."""
+        found = _HOST_HEADER.fullmatch(header)
+        host = (found["address"] or found["name"]).lower() if found else ""
+        return host in self._names or bool(self._suffixes and host.endswith(self._suffixes))
 
 
 async def _show_error(_: Request, error: Exception) -> Response:

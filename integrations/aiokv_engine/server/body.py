@@ -106,6 +106,8 @@ _EXPLANATIONS: Final[Mapping[str, str]] = {
     "n": "must be 1",
     "best_of": "must be 1",
     "tools": "tools are not supported",
+    "metadata": "must be an object of texts",
+    "logit_bias": "is not supported",
     "logprobs": "log probabilities are not supported",
     "suffix": "is not supported",
     "echo": "is not supported",

@@ -166,7 +166,8 @@ class Choices:
                 if token.token_id in generation.stop_ids or text.is_stopped:
                     finish = FinishReason.STOP
                 self._queue.put_nowait(piece)
-        return Piece(index=index, text=text.finish(), finish=finish)
+        rest = text.finish()  # which may complete a stop string
+        return Piece(index=index, text=rest, finish=FinishReason.STOP if text.is_stopped else finish)
 
 
 def _leave(seat: Seat, _: object) -> None:

@@ -75,12 +75,18 @@ class Exchange(Response, Generic[R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
         """Answers one request."""
         with _counted(self._service):
-            self._service.gate.check_room()
-            request = Request(scope, receive)
-            said = await parse(await read_body(request), as_type=self._kind.request_type)
+            said = await self._read(Request(scope, receive))
             self._service.check_model(said.model)
             async with _while_connected(receive):
                 await self._answer(said, send=send)
+
+    async def _read(self, request: Request) -> R:
+        """Returns what the request says; once the server takes no more requests, it waits for no more of it."""
+        gate = self._service.gate
+        gate.check_room()
+        with anyio.CancelScope() as reading, gate.reading(reading.cancel):
+            return await parse(await read_body(request), as_type=self._kind.request_type)
+        raise ApiError.draining()
 
     async def _answer(self, said: R, *, send: Send) -> None:
         service = self._service
@@ -90,7 +96,7 @@ class Exchange(Response, Generic[R]):
             raise ApiError(message, param="prompt", code="invalid_parameter")
         seats = service.gate.take_seats(prompts)
         try:
-            plans = await self._kind.plan(said)
+            plans = await self._plan(said)
         except BaseException:  # nobody will sit there
             for seat in seats:
                 seat.leave()
@@ -100,6 +106,11 @@ class Exchange(Response, Generic[R]):
             wire = self._kind.make_wire(heading)
             reply = self._stream if said.stream else self._reply_at_once
             await reply(choices, wire=wire, count=len(plans), send=send)
+
+    async def _plan(self, said: R) -> list[ChoicePlan]:
+        with anyio.CancelScope() as planning, self._service.gate.answering(planning.cancel):
+            return await self._kind.plan(said)
+        raise ApiError.cut_off()
 
     def _begin(self, said: R, *, plans: list[ChoicePlan]) -> tuple[Choices, Heading]:
         service = self._service

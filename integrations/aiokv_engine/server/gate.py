@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import final
 
@@ -29,7 +29,7 @@ class _Place(Enum):
 class Gate:
     """Counts prompts that wait and that run, and requests that are not answered yet. Belongs to one event loop."""
 
-    __slots__ = ("_cutters", "_idle", "_is_open", "_max_queue", "_unanswered", "queued", "running")
+    __slots__ = ("_cutters", "_idle", "_is_open", "_max_queue", "_refusers", "_unanswered", "queued", "running")
 
     def __init__(self, *, max_queue: int) -> None:
         self._max_queue = max_queue
@@ -37,6 +37,7 @@ class Gate:
         self._unanswered = 0
         self._idle: list[asyncio.Future[None]] = []
         self._cutters: dict[object, Callable[[], None]] = {}
+        self._refusers: dict[object, Callable[[], None]] = {}
         self.queued = 0
         """Prompts that are tokenised, wait for room or for their blocks."""
         self.running = 0
@@ -65,22 +66,31 @@ class Gate:
         self.queued += prompts
         return tuple(Seat(self) for _ in range(prompts))
 
-    @contextmanager
-    def answering(self, cut_off: Callable[[], None]) -> Iterator[None]:
+    def reading(self, refuse: Callable[[], None]) -> AbstractContextManager[None]:
+        """A request is still coming inside; `refuse` is what ends that when the gate closes."""
+        return self._unanswered_in(self._refusers, end=refuse)
+
+    def answering(self, cut_off: Callable[[], None]) -> AbstractContextManager[None]:
         """A request is being answered inside; `cut_off` is what ends it early."""
+        return self._unanswered_in(self._cutters, end=cut_off)
+
+    @contextmanager
+    def _unanswered_in(self, enders: dict[object, Callable[[], None]], *, end: Callable[[], None]) -> Iterator[None]:
         key = object()
         self._unanswered += 1
-        self._cutters[key] = cut_off
+        enders[key] = end
         try:
             yield
         finally:
-            del self._cutters[key]
+            del enders[key]
             self._unanswered -= 1
             self.note_change()
 
     def close(self) -> None:
-        """Nobody comes in from now on; who is in stays."""
+        """Nobody comes in from now on, who is still being read neither; who is in stays."""
         self._is_open = False
+        for refuse in list(self._refusers.values()):
+            refuse()
 
     def cut_off(self) -> int:
         """Ends every request that is being answered; returns how many there were."""

@@ -86,6 +86,7 @@ def describe(app: FastAPI, *, service: Service) -> None:
         properties["model"] = {"type": "string", "enum": [service.name], "description": "The served model."}
         for key in ("max_tokens", "max_completion_tokens"):
             if key in properties:
+                del properties[key]["anyOf"][0]["exclusiveMaximum"]
                 properties[key]["anyOf"][0]["maximum"] = service.prompts.limit - 1
     _limit_tokens(schemas[CompletionRequest.__name__], service=service)
     document["components"]["schemas"].update(schemas)

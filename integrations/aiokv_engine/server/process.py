@@ -24,6 +24,8 @@ from aiokv import ConfigError
 from aiokv.core.audit import Audit, Holding
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.app import Access, ServerApp, make_app
+from aiokv_engine.server.connection import Connection
+from aiokv_engine.server.log_limit import limited_logs
 from aiokv_engine.server.service import MAX_QUEUE, make_service
 from aiokv_engine.serving import Serving
 
@@ -81,8 +83,9 @@ def open_socket(host: str, *, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+    except (OSError, UnicodeError) as error:  # names that no name server is asked for are the latter
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"cannot listen on {host}: {reason}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -119,10 +122,14 @@ async def serve(
 
 @asynccontextmanager
 async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncIterator[None]:
-    """Accepts connections inside; afterwards they are closed."""
+    """Accepts connections inside; afterwards they are closed. Raises `ConfigError` if somebody else came first."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:  # both were bound before one has listened
+        raise ConfigError(f"cannot listen on {_url(listener)}: {error.strerror or error}") from error
     config = uvicorn.Config(
         server_app.app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -134,15 +141,16 @@ async def listening(server_app: ServerApp, *, listener: socket.socket) -> AsyncI
         timeout_graceful_shutdown=_LAST_BYTES_S,
     )
     server = _Server(config)
-    running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
-    try:
-        await asyncio.wait({running, server.accepts}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        yield
-    finally:
-        server.should_exit = True
-        await running
+    with limited_logs():
+        running = asyncio.get_running_loop().create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.wait({running, server.accepts}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            yield
+        finally:
+            server.should_exit = True
+            await running
 
 
 @final

@@ -42,6 +42,7 @@ TokenArray: TypeAlias = Annotated[list[TokenId], Field(min_length=1, fail_fast=T
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 Name: TypeAlias = Annotated[str, Field(max_length=_LONGEST_NAME)]
+Tokens: TypeAlias = Annotated[int, Field(ge=1, lt=2**31)]
 Zero: TypeAlias = Annotated[float, Field(ge=0, le=0)]
 One: TypeAlias = Annotated[int, Field(ge=1, le=1)]
 
@@ -71,7 +72,7 @@ class GenerationRequest(_Closed):
     """What both kinds of requests say."""
 
     model: Name = Field(description="The name of the served model.")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(default=None, description="The longest answer, in tokens.")
+    max_tokens: Tokens | None = Field(default=None, description="The longest answer, in tokens.")
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = Field(
         default=None, description="The answer ends before the first of these texts."
     )
@@ -182,7 +183,7 @@ class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=_MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+    max_completion_tokens: Tokens | None = Field(
         default=None, description="The longest answer, in tokens; goes before max_tokens."
     )
     logprobs: Literal[False] | None = None

@@ -9,7 +9,7 @@ import sys
 import pytest
 import typer
 
-from aiokv.cli.bench.report import BenchReport, conclude
+from aiokv.cli.bench.report import BenchReport, Judgement, conclude
 from tests.cli.test_main import run
 
 
@@ -44,9 +44,11 @@ def test_a_benchmark_is_loaded_when_it_runs() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def report_of(*complaints: str) -> BenchReport:
+def report_of(*complaints: str, judgement: Judgement = Judgement.BY_PROMISES) -> BenchReport:
     figures = {"blocks": 12_345, "is_so": True, "us": 23_456.7, "way": {"ms": 1.5, "[odd]": "[red]"}}
-    return BenchReport(benchmark="sample", schema_version=3, figures=figures, complaints=complaints)
+    return BenchReport(
+        benchmark="sample", schema_version=3, figures=figures, complaints=complaints, judgement=judgement
+    )
 
 
 @pytest.mark.parametrize(("complaints", "status"), [((), 0), (("one", "two"), 1)])
@@ -72,6 +74,15 @@ def test_people_read_a_row_per_figure(capsys: pytest.CaptureFixture[str]) -> Non
     assert "way.[odd]" in shown
     assert "[red]" in shown
     assert "as promised" in shown
+
+
+def test_a_benchmark_that_judges_nothing_speaks_of_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        conclude(report_of(judgement=Judgement.NONE), as_json=False)
+    shown = capsys.readouterr().out
+    assert ended.value.exit_code == 0
+    assert "12,345" in shown
+    assert "promised" not in shown
 
 
 def test_people_read_a_row_per_case_with_its_parts(capsys: pytest.CaptureFixture[str]) -> None:

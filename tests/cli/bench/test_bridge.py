@@ -72,6 +72,23 @@ def test_without_a_fake_driver_a_clock_is_measured_and_cuda_says_what_is_missing
     assert "need the fake CUDA driver of a checkout" in " ".join(captured.err.split())
 
 
+def test_a_terminal_of_80_columns_shows_a_line_for_each_number_in_flight(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sizes = ("--in-flight", "1", "--in-flight", "10000", "--completions", "5", "--repeats", "1", "--copy-us", "500")
+    assert run("bench", "bridge", *sizes, "--idle-ms", "20", "--backend", "clocked") in {0, 1}
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    lines = shown.splitlines()
+    start = next(number for number, line in enumerate(lines) if "in flight" in line)
+    one, many = (line.split() for line in lines[start + 1 : start + 3])
+    assert lines[start].split("  ")[-1].strip() == "loop share"
+    assert (one[:4], many[:4]) == (["1", "1", "5", "5"], ["10,000", "10,000", "5", "5"])
+    assert len(one) == len(many) == 9
+    assert all(0.0 < float(cell.replace(",", "")) for cell in (*one[4:8], *many[4:8]))
+
+
 def figures(*, ratio: float = 1.0, polls: int = 0) -> dict[str, Any]:
     return {"ratio": ratio, "idle": {"polls": polls}}
 

@@ -160,7 +160,8 @@ def test_an_interpreter_that_cannot_be_run_is_the_callers_mistake(
     elif what == "not executable":
         path.write_text("#!/bin/sh\n")
     assert compared(path, "--blocks", "64", "--json") == 2
-    assert "cannot be run" in capsys.readouterr().err
+    reason = "No such file or directory" if what == "nothing" else "Permission denied"
+    assert capsys.readouterr().err == f"aiokv: {str(path)!r} cannot be run: {reason}\n"
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="this environment has vLLM")

@@ -312,6 +312,7 @@ def test_people_read_a_row_per_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert "median_us" in shown
     assert "acquire" in shown
     assert "beside_us" not in shown
+    assert "promised" not in shown
 
 
 @pytest.mark.parametrize(

@@ -156,19 +156,29 @@ def test_a_line_that_cannot_be_used_is_named(bad: str, tmp_path: Path, capsys: p
     assert f"{file}, line 3: " in captured.err
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe\x00"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the trace {} has no requests"),
+        (b"\n\n", "the trace {} has no requests"),
+        (b"\xff\xfe\x00", "cannot read the trace {}: it is not UTF-8 text"),
+    ],
+)
 def test_a_trace_without_requests_is_refused(
-    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: bytes, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "trace.jsonl"
     file.write_bytes(content)
     assert run("bench", "replay", str(file), "--json") == 2
-    assert str(file) in capsys.readouterr().err
+    assert capsys.readouterr().err == f"aiokv: {reason.format(file)}\n"
 
 
-def test_a_trace_that_is_missing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("bench", "replay", str(tmp_path / "none"), "--json") == 2
-    assert "cannot read the trace" in capsys.readouterr().err
+def test_a_trace_that_cannot_be_opened_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none"
+    assert run("bench", "replay", str(missing), "--json") == 2
+    assert capsys.readouterr().err == f"aiokv: cannot read the trace {missing}: No such file or directory\n"
+    assert run("bench", "replay", str(tmp_path), "--json") == 2
+    assert capsys.readouterr().err == f"aiokv: cannot read the trace {tmp_path}: Is a directory\n"
 
 
 def test_a_request_that_never_fits_is_told_before_anything_is_replayed(
@@ -180,7 +190,8 @@ def test_a_request_that_never_fits_is_told_before_anything_is_replayed(
 
 
 @pytest.mark.parametrize(
-    ("python", "told"), [("/nowhere/python", "cannot start the peer"), (sys.executable, "No module named 'vllm'")]
+    ("python", "told"),
+    [("/nowhere/python", "/nowhere/python: No such file or directory\n"), (sys.executable, "No module named 'vllm'")],
 )
 def test_a_peer_that_cannot_run_is_told(
     python: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -45,6 +45,7 @@ def _bridge(
     that with fewest, and nothing is polled while nothing is in flight.
     """
     from aiokv.cli.bench.bridge.runner import bridge
+    from aiokv.cli.bench.bridge.table import table_of
     from aiokv.cli.bench.report import answer
 
     settings = BridgeSettings(
@@ -55,4 +56,4 @@ def _bridge(
         idle_ms=idle_ms,
         backend=backend,
     )
-    answer(lambda: bridge(settings), as_json=as_json)
+    answer(lambda: bridge(settings), as_json=as_json, table_of=table_of)

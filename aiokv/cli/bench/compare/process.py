@@ -148,7 +148,9 @@ async def started(
                 env=dict(environment),
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ConfigError(f"{command[0]!r} cannot be run: {error.strerror}") from None
+        except ValueError as error:  # a null byte in the path
             raise ConfigError(f"{command[0]!r} cannot be run: {error}") from None
         try:
             worker = Worker(process, side=side, complaints=complaints, timeout_s=timeout_s)

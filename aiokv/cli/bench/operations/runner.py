@@ -12,7 +12,7 @@ from rich.progress import Progress
 from aiokv.cli.bench.cases import BLOCK, Case, Collector, Layout, Model, Operation
 from aiokv.cli.bench.memory import BYTES_PER_SLOT, available_memory, require_memory, resident_bytes
 from aiokv.cli.bench.operations import BenchWorld, Times, open_case
-from aiokv.cli.bench.report import BenchReport
+from aiokv.cli.bench.report import BenchReport, Judgement
 from aiokv.cli.bench.summary import Spread, describe_interpreter
 from aiokv.cli.output import new_progress
 from aiokv.errors import ConfigError
@@ -106,6 +106,7 @@ def measure(settings: OperationSettings) -> BenchReport:
         },
         complaints=(),
         cases=tuple(rows),
+        judgement=Judgement.NONE,
     )
 
 

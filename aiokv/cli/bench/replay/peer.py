@@ -73,7 +73,7 @@ class Peer:
             )
         except OSError as error:
             log.close()
-            raise ConfigError(f"cannot start the peer's interpreter {python}: {error}") from error
+            raise ConfigError(f"cannot start the peer's interpreter {python}: {error.strerror}") from error
         peer = cls(process, log=log, timeout_s=settings.timeout_s)
         try:
             await peer._greet(settings)

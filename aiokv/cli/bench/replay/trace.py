@@ -51,8 +51,10 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
     try:
         with path.open(encoding="utf-8") as file:
             requests = list(islice(_requests_of(file, path=path), limit))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the trace {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the trace {path}: it is not UTF-8 text") from error
     if not requests:
         raise ConfigError(f"the trace {path} has no requests")
     return requests
