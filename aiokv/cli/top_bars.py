@@ -19,7 +19,7 @@ from rich.text import Text
 from aiokv.cli.top_state import TierState
 from aiokv.cli.top_text import make_inert
 
-__all__ = ["Block", "Look", "draw_map", "draw_share", "draw_states", "find_look", "read_cells"]
+__all__ = ["Block", "Look", "count_blocks", "draw_map", "draw_share", "draw_states", "find_look", "read_cells"]
 
 
 class Block(Enum):
@@ -27,7 +27,7 @@ class Block(Enum):
 
     QUARANTINED = "quarantined"
     PINNED = "pinned"
-    RESIDENT = "resident"
+    EVICTABLE = "evictable"
     RESERVED = "reserved"
     FREE = "free"
 
@@ -35,7 +35,7 @@ class Block(Enum):
 _LETTERS: Final = {
     "q": Block.QUARANTINED,
     "p": Block.PINNED,
-    "c": Block.RESIDENT,
+    "c": Block.EVICTABLE,
     "r": Block.RESERVED,
     ".": Block.FREE,
 }
@@ -44,7 +44,7 @@ _LETTERS: Final = {
 _COLOURS: Final = {
     Block.QUARANTINED: "bold red",
     Block.PINNED: "bright_green",
-    Block.RESIDENT: "green",
+    Block.EVICTABLE: "green",
     Block.RESERVED: "yellow",
     Block.FREE: "bright_black",
 }
@@ -103,15 +103,20 @@ def read_cells(letters: str) -> list[Block | None]:
     return list(map(_LETTERS.get, letters))
 
 
-def draw_states(tier: TierState, look: Look, *, width: int) -> Text:
-    """All slots of a tier by state. Every state that occurs has a column, however few its slots."""
-    counts = {
+def count_blocks(tier: TierState) -> dict[Block, int]:
+    """All slots of a tier by what they are shown as, in the order of a bar."""
+    return {
         Block.QUARANTINED: tier.states["quarantined"],
         Block.PINNED: tier.pinned,
-        Block.RESIDENT: max(tier.states["resident"] - tier.pinned, 0),
+        Block.EVICTABLE: max(tier.states["resident"] - tier.pinned, 0),
         Block.RESERVED: tier.states["reserved"],
         Block.FREE: tier.states["free"],
     }
+
+
+def draw_states(tier: TierState, look: Look, *, width: int) -> Text:
+    """All slots of a tier by state. Every state that occurs has a column, however few its slots."""
+    counts = count_blocks(tier)
     columns = _share_out(list(counts.values()), width=width)
     return _draw((block for block, times in zip(counts, columns, strict=True) for _ in range(times)), look)
 
@@ -126,7 +131,7 @@ def draw_map(cells: Sequence[Block | None], look: Look, *, width: int) -> Text:
 def draw_share(share: float, look: Look, *, width: int) -> Text:
     """A bar of so much of the width; every share that is not zero has a column."""
     filled = min(max(round(share * width), int(share > 0)), width)
-    return _draw([Block.RESIDENT] * filled + [Block.FREE] * (width - filled), look)
+    return _draw([Block.EVICTABLE] * filled + [Block.FREE] * (width - filled), look)
 
 
 def _find_dominant(cells: Sequence[Block | None]) -> Block | None:

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from aiokv.cli.top_bars import Block, Look, draw_map, draw_share, draw_states, find_look, read_cells
+from aiokv.cli.top_bars import Block, Look, count_blocks, draw_map, draw_share, draw_states, find_look, read_cells
 from aiokv.cli.top_state import Flow, Rates, ServerState, TierState
 from aiokv.cli.top_text import (
     format_byte_rate,
@@ -130,8 +130,8 @@ class _Page:
 
     def _slot_counts(self, tier: TierState) -> list[Text]:
         """In the order of the headings."""
-        counts = {**tier.states, Block.PINNED.value: tier.pinned}
-        return [self._count(counts[block.value], is_fault=block is Block.QUARANTINED) for block in _STATES]
+        counts = count_blocks(tier)
+        return [self._count(counts[block], is_fault=block is Block.QUARANTINED) for block in _STATES]
 
     def _count(self, count: int, *, is_fault: bool) -> Text:
         return Text(format_count(count), self._look.fault if is_fault and count else "")
@@ -183,11 +183,14 @@ class _Page:
         overdue = (f"{format_count(state.overdue)} overdue", look.fault if state.overdue else "")
         counts = f"  {format_count(state.active)} active{look.dot}{format_count(state.waiting)} waiting{look.dot}"
         summary = self._line(("leases", look.heading), (counts, ""), overdue)
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), style=look.text)
+        oldest, held = state.oldest[:_OLDEST], state.active + state.overdue
+        note = f"{look.dot}oldest {len(oldest)} of {format_count(held)}"
+        if len(oldest) < held and summary.cell_len + len(note) <= self._width:
+            summary.append(note)
+        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), row_styles=[look.text])
         table.add_column(no_wrap=True, overflow=look.overflow)
         for _ in range(3):
             table.add_column(no_wrap=True, overflow=look.overflow, justify="right")
-        oldest = state.oldest[:_OLDEST]
         for lease in oldest:
             name = Text(look.show(lease.request_id))
             name.truncate(max(self._width - 40, 8), overflow=look.overflow)
@@ -198,7 +201,7 @@ class _Page:
     def _table(self, label: str, *columns: str) -> Table:
         """Numbers stand to the right, what they are of to the left."""
         look = self._look
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, style=look.text)
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style=look.heading, row_styles=[look.text])
         table.add_column(label, no_wrap=True, overflow=look.overflow)
         self._add_numbers(table, *columns)
         return table

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final, TypeVar, final
 
+from aiokv.core.counters import EvictReason
 from aiokv.model.ids import Direction, Tier
 from aiokv.model.pinning import NOT_NEEDED, PinStatus
 from aiokv.observe import pool_readers, readers, request_readers, transfer_readers
@@ -120,7 +121,7 @@ class LiveState:
     transfers: Mapping[Direction, LiveTransfers]
     leases: LiveLeases
     evictions: Mapping[Tier, int]
-    """Blocks that are not findable any more, whatever the reason."""
+    """Blocks that had to make room for others; those that a reset or a fault took away are none of them."""
 
     def as_json(self) -> dict[str, object]:
         """The same for `json.dumps`."""
@@ -163,7 +164,7 @@ def take_live(view: View, *, cells: int, uptime_s: float) -> LiveState:
         prompt_tokens=_sum_by_label(request_readers.read_prompt_tokens(view)),
         transfers=_take_transfers(view),
         leases=_take_leases(view),
-        evictions={Tier(tier): blocks for tier, blocks in _sum_by_label(pool_readers.read_evictions(view)).items()},
+        evictions=_take_evictions(view),
     )
 
 
@@ -210,6 +211,12 @@ def _take_leases(view: View) -> LiveLeases:
         waiting=view.facts.read_waiting(),
         oldest=_read_steadily(lambda: _list_oldest(view)),
     )
+
+
+def _take_evictions(view: View) -> dict[Tier, int]:
+    for_room = EvictReason.CAPACITY.value
+    readings = (reading for reading in pool_readers.read_evictions(view) if reading.labels[1] == for_room)
+    return {Tier(tier): blocks for tier, blocks in _sum_by_label(readings).items()}
 
 
 def _list_oldest(view: View) -> tuple[LiveLease, ...]:

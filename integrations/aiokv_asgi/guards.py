@@ -15,7 +15,7 @@ from typing import Final, final
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aiokv import ConfigError
 from aiokv_asgi.answers import answer_json
@@ -33,12 +33,36 @@ def check_host(allowed_hosts: Sequence[str]) -> Middleware:
     if isinstance(allowed_hosts, str) or not allowed_hosts:
         raise ConfigError(f"allowed_hosts must list host names, not be {allowed_hosts!r}")
     hosts = [_write_as_header(pattern) for pattern in allowed_hosts]
-    return Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    return Middleware(_HostCheck, hosts=hosts)
 
 
 def check_bearer(token: str) -> Middleware:
     """Answer 401 to requests without `Authorization: Bearer` and this token. `ConfigError` for a token that is none."""
     return Middleware(_BearerCheck, token=check_token(token, origin="admin_token").encode("ascii"))
+
+
+@final
+class _HostCheck:
+    """Lets requests through to `app` that are for one of the hosts: Starlette decides, the refusal is ours."""
+
+    __slots__ = ("_app", "_hosts")
+
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
+        let_in: list[Scope] = []
+
+        async def note(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
+            let_in.append(scope)
+
+        async def drop(message: Message) -> None:
+            """Of a refusal in plain text."""
+
+        await TrustedHostMiddleware(note, allowed_hosts=self._hosts, www_redirect=False)(scope, receive, drop)
+        refusal = answer_json({"error": "the Host header names no host that is allowed here"}, status=400)
+        await (self._app if let_in else refusal)(scope, receive, send)
 
 
 @final

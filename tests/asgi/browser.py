@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import Page, Route, async_playwright
 
 from aiokv.observe.live import LiveState
 
@@ -78,6 +79,16 @@ async def shown(address: str, *, is_clocked: bool = False, **context: Any) -> As
             yield result
         finally:
             await browser.close()
+
+
+async def answer_with(page: Shown, body: Any, *, status: int = 200) -> None:  # noqa: ANN401  # JSON
+    """From now on the page is told this."""
+
+    async def fulfil(route: Route) -> None:
+        await route.fulfill(status=status, content_type="application/json", body=json.dumps(body))
+
+    await page.page.unroute_all()
+    await page.page.route("**/live.json", fulfil)
 
 
 def _listen(result: Shown) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from playwright.async_api import Route
 
 from aiokv import KVRuntime, Lease, RuntimeConfig, Tier
 from aiokv_asgi import KvRoutes
-from tests.asgi.browser import Shown, needs_chromium, shown
+from tests.asgi.browser import Shown, answer_with, needs_chromium, shown
 from tests.asgi.support import app_of, new_runtime, served
 from tests.runtime.support import GEOMETRY, GROUP, granted, prompt
 
@@ -44,16 +43,6 @@ async def serve_load(kv: KVRuntime) -> list[Lease]:
         lease.confirm(lease.num_tokens)
     await kv.drain()
     return held
-
-
-async def answer_with(page: Shown, body: Any, *, status: int = 200) -> None:  # noqa: ANN401  # JSON
-    """From now on the page is told this."""
-
-    async def fulfil(route: Route) -> None:
-        await route.fulfill(status=status, content_type="application/json", body=json.dumps(body))
-
-    await page.page.unroute_all()
-    await page.page.route("**/live.json", fulfil)
 
 
 async def test_it_shows_the_numbers_of_the_snapshot_and_draws_the_pools() -> None:
@@ -163,6 +152,25 @@ async def test_it_asks_each_second_seldom_while_hidden_and_not_at_all_while_paus
         await page.until_text("#standing", "Serving")
 
 
+async def test_an_answer_that_comes_after_the_pause_leaves_it_paused() -> None:
+    kv, is_late = new_runtime(), asyncio.Event()
+
+    async def answer_late(route: Route) -> None:
+        await is_late.wait()
+        await route.continue_()
+
+    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live", is_clocked=True) as page:
+        await page.until_it_has_asked()
+        await page.page.route("**/live.json", answer_late)
+        async with page.page.expect_request("**/live.json"):
+            await page.page.clock.run_for(1000)
+        await page.page.get_by_role("button", name="Pause").click()
+        assert await page.texts("#standing") == ["Paused"]
+        is_late.set()
+        await page.until_it_has_asked()
+        assert await page.texts("#standing") == ["Paused"]
+
+
 async def asks_after(page: Shown, *, milliseconds: int) -> None:
     """The next request comes then and not before."""
     before = len(page.requested)
@@ -265,20 +273,6 @@ async def test_a_script_that_got_into_the_page_does_not_run_and_sends_no_form() 
         assert await page.page.evaluate("String(window.owned)") == "undefined"
         assert not [address for address in page.requested if "reset" in address]
         assert page.page.url.endswith("/live")
-
-
-async def test_totals_that_fall_are_those_of_another_process_and_no_rate() -> None:
-    kv = new_runtime()
-    async with served(app_of(KvRoutes(kv))) as server, shown(f"{server.origin}/live") as page:
-        await page.until_text("#standing", "Serving")
-        body: Any = (await asyncio.to_thread(kv.collector.live)).as_json()
-        shares = []
-        for uptime, computed in ((100, 5000), (101, 6000), (102, 10), (103, 20)):
-            await answer_with(page, {**body, "uptime_s": uptime, "prompt_tokens": {"gpu": 0, "compute": computed}})
-            await page.until_text("#sources tr[data-source=compute] td:last-child", f"{computed:,}")
-            shares.append((await page.texts("#sources tr[data-source=compute] td"))[1:3])
-        assert [share for share, _ in shares] == ["100.0 %", "100.0 %", "–", "100.0 %"]
-        assert [rate for _, rate in shares][2:] == ["0", "10"]
 
 
 async def test_without_a_cpu_tier_there_is_no_panel_for_it() -> None:

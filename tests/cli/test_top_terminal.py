@@ -168,7 +168,7 @@ def test_server_that_goes_is_told_and_asked_until_it_is_back() -> None:
         server.answer = body(b"<html>bad gateway</html>", status=502)
         gone = terminal.wait_for("gone for .*req-5")
         assert "502 Bad Gateway" in gone
-        assert "855" in gone
+        assert "789" in gone
         server.answer = document(changed(uptime_s=0.5, prompt_tokens__gpu=1))
         back = terminal.wait_for(r"up 0\.5 s.*req-5")
         assert "-" in back

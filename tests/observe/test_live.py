@@ -84,8 +84,18 @@ async def test_totals_are_those_of_the_metrics() -> None:
         assert transfers.ended_blocks["ok"] == scrape("aiokv_transfer_blocks_total", direction=name, outcome="ok")
         assert (transfers.queued_blocks, transfers.inflight_blocks) == (0, 0)
     for tier, blocks in state.evictions.items():
-        assert blocks == scrape.sum("aiokv_evictions_total", tier=tier.value)
+        assert blocks == scrape("aiokv_evictions_total", tier=tier.value, reason="capacity")
     assert state.evictions[Tier.GPU] > 0
+
+
+async def test_a_reset_evicts_nothing() -> None:
+    async with opened(manual=False) as case:
+        await serve(case, seed=1)
+        await case.kv.drain()
+        await case.kv.reset(Tier.GPU)
+        state, scrape = await live_of(case), Scrape(case.kv.collector)
+    assert scrape.sum("aiokv_evictions_total", tier="gpu") > 0
+    assert state.evictions == {Tier.GPU: 0, Tier.CPU: 0}
 
 
 async def test_copies_that_run_are_in_flight() -> None:
