@@ -11,7 +11,6 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +19,6 @@ from aiokv_asgi.guards import check_host
 from aiokv_engine.server.answers import ChatWire, CompletionWire
 from aiokv_engine.server.errors import ApiError, RequestOutcome
 from aiokv_engine.server.exchange import Exchange, Kind
-from aiokv_engine.server.hosts import HostCheck
 from aiokv_engine.server.openapi import (
     GENERATION_RESPONSES,
     LOOKUP_RESPONSES,
@@ -87,7 +85,7 @@ def make_app(service: Service, *, access: Access | None = None, created: int = 0
         docs_url=None,  # it would load scripts of another site
         redoc_url=None,
         redirect_slashes=False,
-        middleware=[Middleware(HostCheck, check=check_host(access.allowed_hosts))],
+        middleware=[check_host(access.allowed_hosts, refusal=_answer(ApiError.unknown_host()))],
         exception_handlers={ApiError: _show_error, HTTPException: _show_http_error, Exception: _show_fault},
     )
     app.include_router(_generation_routes(service))
@@ -142,7 +140,7 @@ def _model_routes(service: Service, *, created: int) -> APIRouter:
 async def _show_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
-    return JSONResponse(error.as_json(), status_code=error.status, headers=error.headers)
+    return _answer(error)
 
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
@@ -156,3 +154,7 @@ async def _show_http_error(request: Request, error: Exception) -> Response:
 async def _show_fault(request: Request, error: Exception) -> Response:
     _log.error("a request has failed: %s", type(error).__name__)
     return await _show_error(request, ApiError.internal())
+
+
+def _answer(error: ApiError) -> Response:
+    return JSONResponse(error.as_json(), status_code=error.status, headers=error.headers)

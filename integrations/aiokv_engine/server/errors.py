@@ -96,6 +96,11 @@ class ApiError(AiokvError):
         return cls(message, status=413, code="request_too_large", headers={"Connection": "close"})
 
     @classmethod
+    def unknown_host(cls) -> ApiError:
+        """A page of another site may have pointed its name at our address."""
+        return cls("requests for this host are not answered here", code="unknown_host")
+
+    @classmethod
     def unknown_model(cls) -> ApiError:
         """Only the one model that is served exists, whatever was asked for."""
         message = "this model does not exist; GET /v1/models lists the one that does"
