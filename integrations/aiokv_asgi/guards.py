@@ -28,12 +28,13 @@ LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
-def check_host(allowed_hosts: Sequence[str]) -> Middleware:
-    """Answer 400 to requests for any other host. `ConfigError` for patterns that are none."""
+def check_host(allowed_hosts: Sequence[str], *, refusal: ASGIApp | None = None) -> Middleware:
+    """Answer 400, or with `refusal`, to requests for any other host. `ConfigError` for patterns that are none."""
     if isinstance(allowed_hosts, str) or not allowed_hosts:
         raise ConfigError(f"allowed_hosts must list host names, not be {allowed_hosts!r}")
     hosts = [_write_as_header(pattern) for pattern in allowed_hosts]
-    return Middleware(_HostCheck, hosts=hosts)
+    error = "the Host header names no host that is allowed here"
+    return Middleware(_HostCheck, hosts=hosts, refusal=refusal or answer_json({"error": error}, status=400))
 
 
 def check_bearer(token: str) -> Middleware:
@@ -43,13 +44,14 @@ def check_bearer(token: str) -> Middleware:
 
 @final
 class _HostCheck:
-    """Lets requests through to `app` that are for one of the hosts: Starlette decides, the refusal is ours."""
+    """Lets requests through to `app` that are for one of the hosts: Starlette decides, but does not answer."""
 
-    __slots__ = ("_app", "_hosts")
+    __slots__ = ("_app", "_hosts", "_refusal")
 
-    def __init__(self, app: ASGIApp, *, hosts: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: Sequence[str], refusal: ASGIApp) -> None:
         self._app = app
         self._hosts = hosts
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: PLR0917  # as ASGI has it
         let_in: list[Scope] = []
@@ -61,8 +63,7 @@ class _HostCheck:
             """Of a refusal in plain text."""
 
         await TrustedHostMiddleware(note, allowed_hosts=self._hosts, www_redirect=False)(scope, receive, drop)
-        refusal = answer_json({"error": "the Host header names no host that is allowed here"}, status=400)
-        await (self._app if let_in else refusal)(scope, receive, send)
+        await (self._app if let_in else self._refusal)(scope, receive, send)
 
 
 @final

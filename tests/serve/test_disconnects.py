@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
-from aiokv_engine.server.errors import Outcome
+from aiokv_engine.server.errors import RequestOutcome
 from aiokv_engine.tokenizer import GgufTokenizer
 from tests.engine.cases import Gate
 from tests.serve.cases import MODEL, PATIENCE, Running, error_of, running
@@ -107,7 +107,7 @@ async def test_a_client_may_leave_after_any_byte_of_its_answer(tiny: LoadedModel
         await server.assert_all_given_back()
         metrics = server.server_app.service.metrics
         asked = 1 + len(range(1, len(whole), 23))
-        assert metrics.requests(Outcome.OK) + metrics.requests(Outcome.CANCELLED) == asked
+        assert metrics.requests(RequestOutcome.OK) + metrics.requests(RequestOutcome.CANCELLED) == asked
 
 
 async def _first_bytes(server: Running, request: bytes, *, count: int) -> bytes:

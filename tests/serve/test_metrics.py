@@ -11,7 +11,7 @@ from aiokv import Tier
 from aiokv.testing import evict
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.scheduler import GROUP
-from aiokv_engine.server.errors import Outcome
+from aiokv_engine.server.errors import RequestOutcome
 from tests.serve.cases import Running, running
 
 SOURCES = ("gpu", "cpu", "compute")
@@ -34,10 +34,19 @@ async def test_every_series_is_there_before_the_first_request(tiny: LoadedModel)
         "aiokv_serve_generated_tokens",
     }
     requests = found["aiokv_serve_requests"].samples
-    assert {sample.labels["outcome"] for sample in requests} == set(Outcome)
+    assert {sample.labels["outcome"] for sample in requests} == set(RequestOutcome)
     first_tokens = found["aiokv_serve_time_to_first_token_seconds"].samples
     assert {sample.labels["source"] for sample in first_tokens} == set(SOURCES)
     assert not any(sample.value for family in found.values() for sample in family.samples)
+
+
+async def test_the_helps_say_what_is_counted(tiny: LoadedModel) -> None:
+    async with running(tiny) as server:
+        helps = {name: family.documentation for name, family in (await families_of(server)).items()}
+    assert "a request may hold several" in helps["aiokv_serve_queue_requests"]
+    assert "a request may hold several" in helps["aiokv_serve_running_requests"]
+    first_token = helps["aiokv_serve_time_to_first_token_seconds"]
+    assert "cpu if any of the prompt was loaded, else gpu if any was a GPU hit, else compute" in first_token
 
 
 async def test_the_runtimes_metrics_stand_beside_them(tiny: LoadedModel) -> None:
@@ -77,11 +86,12 @@ async def test_every_request_is_counted_once_by_how_it_ended(tiny: LoadedModel) 
         await server.client.get("/v1/completions")
         server.server_app.start_draining()
         refused = await server.complete("a")
-        counted = {outcome: await server.metric("aiokv_serve_requests_total", outcome=outcome) for outcome in Outcome}
+        counted = {
+            outcome.value: await server.metric("aiokv_serve_requests_total", outcome=outcome)
+            for outcome in RequestOutcome
+        }
     assert [answer.status_code for answer in (*answers, refused)] == [200, 200, 400, 400, 503]
-    assert counted == {
-        Outcome.OK: 2, Outcome.INVALID: 4, Outcome.REJECTED: 1, Outcome.CANCELLED: 0, Outcome.FAILED: 0,
-    }  # fmt: skip
+    assert counted == {"ok": 2, "invalid": 4, "rejected": 1, "cancelled": 0, "failed": 0}
 
 
 async def test_the_first_token_is_timed_once_a_request_by_where_its_prompt_came_from(tiny: LoadedModel) -> None:

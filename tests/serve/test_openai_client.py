@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
-from aiokv_engine.server.errors import Outcome
+from aiokv_engine.server.errors import RequestOutcome
 from tests.engine.cases import Gate
 from tests.serve.cases import MODEL, PATIENCE, Running, running
 
@@ -113,7 +113,7 @@ async def test_a_full_queue_is_a_rate_limit_that_the_client_retries(tiny: Loaded
         assert refused.value.response.headers["retry-after"]
         patient = asyncio.create_task(client.with_options(max_retries=2).completions.create(model=MODEL, prompt="a"))
         metrics = server.server_app.service.metrics
-        await server.until(lambda: metrics.requests(Outcome.REJECTED) == 2)
+        await server.until(lambda: metrics.requests(RequestOutcome.REJECTED) == 2)
         seat.leave()
         assert (await patient).choices
     assert steps.log

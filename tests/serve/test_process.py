@@ -36,8 +36,11 @@ SLOW = {"model": "served", "prompt": "the", "max_tokens": 1500, "ignore_eos": Tr
 class Process:
     """A running server and a client of it."""
 
-    def __init__(self, popen: subprocess.Popen[str], errors: Path, client: httpx.Client) -> None:
+    def __init__(
+        self, popen: subprocess.Popen[str], *, errors: Path, client: httpx.Client, announced: dict[str, Any]
+    ) -> None:
         self.popen = popen
+        self.announced = announced
         self._errors = errors
         self.client = client
 
@@ -67,9 +70,21 @@ def serving(model: Path, directory: Path, *options: str, prelude: str = "", **en
         try:
             found = _read_announcement(popen.stdout, errors=errors)
             with httpx.Client(base_url=found["url"], timeout=PATIENCE) as client:
-                yield Process(popen, errors, client)
+                yield Process(popen, errors=errors, client=client, announced=found)
         finally:
             popen.kill()
+
+
+def told(*, running: int = 0, grace: int = 30, model: str = "tiny.gguf") -> str:
+    """What stands on stderr when nothing had to be cut off."""
+    return f"{told_until_drain(running=running, grace=grace, model=model)}ended, nothing was cut off\n"
+
+
+def told_until_drain(*, running: int, grace: int, model: str = "tiny.gguf") -> str:
+    return (
+        f"loading {model} ...\n"
+        f"draining, {running} running, at most {grace} s; another signal ends the process at once\n"
+    )
 
 
 def _read_announcement(stdout: IO[str] | None, *, errors: Path) -> dict[str, Any]:
@@ -84,14 +99,14 @@ def _read_announcement(stdout: IO[str] | None, *, errors: Path) -> dict[str, Any
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_idle_server_ends_at_once_and_silently(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_idle_server_ends_at_once(tiny_path: Path, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tiny_path, tmp_path) as server:
         assert server.client.get("/ready").status_code == 200
         assert server.client.get("/v1/models", headers={"host": "evil.net"}).status_code == 400
         answer = server.client.post("/v1/completions", json={"model": "served", "prompt": "the"})
         assert answer.status_code == 200
         server.signal(number)
-        assert server.end() == (0, "")
+        assert server.end() == (0, told())
 
 
 def test_running_requests_are_drained_while_new_ones_are_told_to_go_elsewhere(tiny_path: Path, tmp_path: Path) -> None:
@@ -108,7 +123,7 @@ def test_running_requests_are_drained_while_new_ones_are_told_to_go_elsewhere(ti
         health = server.client.get("/health")
         metrics = server.client.get("/metrics")
         text += "".join(pieces)
-        assert server.end() == (0, "")
+        assert server.end() == (0, told(running=1, grace=60))
     assert ready.status_code == 503
     assert ready.json()["status"] == "draining"
     assert refused.status_code == 503
@@ -129,7 +144,7 @@ def test_a_request_that_is_still_coming_at_the_signal_is_told_to_go_elsewhere(ti
             assert slow.recv(1000).startswith(b"HTTP/1.1 100 ")  # its body is read now
             server.signal(signal.SIGTERM)
             answer = b"".join(iter(lambda: slow.recv(1000), b""))
-            assert server.end() == (0, "")
+            assert server.end() == (0, told(grace=60))
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b'"code":"draining"' in answer
 
@@ -147,6 +162,8 @@ def test_what_does_not_end_within_the_grace_is_cut_off_and_told_so(tiny_path: Pa
     assert status == 0
     assert '"code":"cut_off"' in text
     assert "DONE" not in text
+    assert "draining, 1 running, at most 0.2 s; " in errors
+    assert errors.endswith("\nended, 1 cut off\n")
     assert "Traceback" not in errors
     assert "destroyed" not in errors
 
@@ -167,12 +184,13 @@ def test_a_second_signal_ends_it_at_once(tiny_path: Path, tmp_path: Path) -> Non
         serving(tiny_path, tmp_path, "--grace", "60") as server,
         server.client.stream("POST", "/v1/completions", json=SLOW) as running,
     ):
-        next(running.iter_text())
+        pieces = running.iter_text()  # kept: without it the client has left
+        next(pieces)
         server.signal(signal.SIGTERM)
         while server.client.get("/ready").status_code == 200:
             continue
         server.signal(signal.SIGTERM)
-        assert server.end() == (-signal.SIGTERM, "")
+        assert server.end() == (-signal.SIGTERM, told_until_drain(running=1, grace=60))
 
 
 @pytest.mark.parametrize("grace", ["0", "60"])
@@ -238,12 +256,13 @@ def test_what_is_still_held_at_the_end_is_reported(tiny_path: Path, tmp_path: Pa
 def test_admin_routes_need_the_token_of_the_file(tiny_path: Path, tmp_path: Path) -> None:
     token = "a-token-of-enough-letters"
     (tmp_path / "token").write_text(token + "\n")
+    (tmp_path / "token").chmod(0o600)
     with serving(tiny_path, tmp_path, "--admin-token-file", "token") as server:
         assert server.client.get("/kv/audit").status_code == 401
         audit = server.client.get("/kv/audit", headers={"authorization": f"Bearer {token}"})
         assert audit.status_code == 200
         server.signal(signal.SIGTERM)
-        assert server.end() == (0, "")
+        assert server.end() == (0, told())
 
 
 def test_the_token_may_come_from_the_environment_and_a_host_be_allowed(tiny_path: Path, tmp_path: Path) -> None:
@@ -271,7 +290,7 @@ def test_settings_come_from_arguments_the_environment_and_a_file(tmp_path: Path)
 def test_a_port_that_is_taken_is_an_error_in_one_line(tiny_path: Path, tmp_path: Path) -> None:
     with serving(tiny_path, tmp_path) as server:
         port = server.client.base_url.port
-        result = CliRunner().invoke(_app(), ["serve", "--model", str(tiny_path), "--port", str(port)])
+        result = CliRunner().invoke(new_app(), ["serve", "--model", str(tiny_path), "--port", str(port)])
     assert "cannot listen on 127.0.0.1" in str(result.exception)
 
 
@@ -297,7 +316,7 @@ async def test_who_has_bound_a_port_first_does_not_keep_it_from_who_listens_firs
 
 @pytest.mark.parametrize("option", ["--grace=nan", "--grace=inf", "--grace=-1", "--max-queue=0", "--port=70000"])
 def test_what_no_server_can_be_started_with_is_refused(option: str) -> None:
-    result = CliRunner().invoke(_app(), ["serve", "--model", "missing.gguf", option])
+    result = CliRunner().invoke(new_app(), ["serve", "--model", "missing.gguf", option])
     assert result.exit_code != 0
     assert isinstance(result.exception, ConfigError | SystemExit)
 
@@ -309,12 +328,12 @@ def test_an_ipv6_loopback_is_announced_as_one(tiny_path: Path, tmp_path: Path) -
 
 
 def _invoke(*arguments: str, **environ: str) -> str:
-    result = CliRunner().invoke(_app(), ["serve", "--print-config", "--json", *arguments], env=environ)
+    result = CliRunner().invoke(new_app(), ["serve", "--print-config", "--json", *arguments], env=environ)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def _app() -> typer.Typer:
+def new_app() -> typer.Typer:
     app = typer.Typer(pretty_exceptions_enable=False)
     app.command("other", hidden=True)(lambda: None)
     register(app)

@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
-from aiokv_engine.server.errors import Outcome
+from aiokv_engine.server.errors import RequestOutcome
 from tests.serve.cases import PATIENCE, Running, running
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -33,7 +33,7 @@ async def talk(server: Running, sent: bytes) -> bytes:
 MALFORMED = [
     b"\r\n\r\n\r\n\x00\xff\xfe",
     b"GET\r\n\r\n",
-    b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    b"GET / HTTP/99\r\nHost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
     b"GET /v1/models HTTP/1.1\r\n\r\n",
     b"GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
@@ -127,7 +127,7 @@ async def test_what_is_no_http_after_an_answer_has_begun_ends_the_connection_and
                     assert b"HTTP/1.1" not in rest
         writer.close()
         await server.assert_all_given_back()
-        assert server.server_app.service.metrics.requests(Outcome.OK) == 0
+        assert server.server_app.service.metrics.requests(RequestOutcome.OK) == 0
     assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 

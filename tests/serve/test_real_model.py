@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from aiokv_engine.demo_texts import STORY
-from tests.serve.test_process import serving
+from tests.serve.test_process import serving, told
 
 pytestmark = [pytest.mark.weights, pytest.mark.timeout(240)]
 QUESTION = "What is the capital of France?"
@@ -27,7 +27,7 @@ def test_it_answers_and_reuses_what_it_has_computed(real_path: Path, tmp_path: P
             _ask(client, STORY[-2400:])
             back = _ask(client, STORY[:2400])
         server.signal(signal.SIGTERM)
-        assert server.end() == (0, "")
+        assert server.end() == (0, told(model=real_path.name))
     assert "Paris" in (short.choices[0].message.content or "")
     assert first[0] == again[0] == back[0]
     assert first[1:] == (0, 0)

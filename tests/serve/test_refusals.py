@@ -10,7 +10,6 @@ import pytest
 
 from aiokv import UsageError
 from aiokv_engine.model_file import LoadedModel
-from aiokv_engine.server.app import Access
 from aiokv_engine.server.body import MAX_BODY_BYTES
 from tests.engine.cases import Gate
 from tests.serve.cases import MODEL, Running, error_of, running
@@ -28,6 +27,8 @@ def body(**said: object) -> bytes:
     return json.dumps({"model": MODEL, "prompt": SECRET, **said}).encode()
 
 
+INSIDE = ("input", "Value error", "validation", "dictionary", "instance", "is not valid", "constr")
+"""Words of the library that checks."""
 BAD_PARAMETERS: list[tuple[str, object]] = [
     ("temperature", 2.1),
     ("top_p", 0),
@@ -112,6 +113,7 @@ async def test_a_bad_parameter_is_named(tiny: LoadedModel) -> None:
             assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param), (param, value)
             assert SECRET not in error["message"]
             assert len(error["message"]) < 200
+            assert not any(word in error["message"] for word in INSIDE), error["message"]
         assert server.serving.kv.snapshot() == before
         assert await server.metric("aiokv_serve_requests_total", outcome="invalid") == len(BAD_PARAMETERS)
 
@@ -152,7 +154,7 @@ async def test_a_body_that_is_not_json_by_its_header_is_refused(tiny: LoadedMode
         for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
             response = await server.client.post("/v1/completions", content=body(), headers={"content-type": kind})
             assert response.status_code == 415
-            error_of(response)
+            assert "Content-Type: application/json" in error_of(response)["message"]
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_announcement_and_by_its_bytes(tiny: LoadedModel) -> None:
@@ -300,34 +302,3 @@ async def test_a_template_that_refuses_is_a_bad_request(tiny: LoadedModel, monke
         response = await server.chat([{"role": "user", "content": "a"}])
     assert response.status_code == 400
     assert error_of(response)["message"] == "roles must alternate"
-
-
-async def test_requests_for_a_foreign_host_are_refused(tiny: LoadedModel) -> None:
-    access = Access(allowed_hosts=("Example.org", "*.example.COM"))
-    async with running(tiny, access=access) as server:
-        for host, status in (("example.org:81", 200), ("a.example.com", 200), ("evil.net", 400), ("127.0.0.1", 400)):
-            response = await server.client.get("/v1/models", headers={"host": host})
-            assert response.status_code == status, host
-    async with running(tiny) as server:
-        response = await server.client.get("/v1/models", headers={"host": "evil.net"})
-        assert error_of(response)["code"] == "unknown_host"
-        assert (await server.client.get("/v1/models", headers={"host": "localhost"})).status_code == 200
-
-
-async def test_a_host_that_is_malformed_is_no_known_host(tiny: LoadedModel) -> None:
-    """A URL of such a header falls back to the address of the server, which is allowed."""
-    hosts = (
-        b"",
-        b"[::1",
-        b"[::1]x",
-        b"//evil.net",
-        b"evil.net/127.0.0.1",
-        b"user@127.0.0.1",
-        b"127.0.0.1:port",
-        b"\xff",
-    )
-    async with running(tiny) as server:
-        for host in hosts:
-            assert (await server.client.get("/v1/models", headers=[(b"host", host)])).status_code == 400, host
-        for host in (b"LocalHost:81", b"[::1]:81", b"127.0.0.1:"):
-            assert (await server.client.get("/v1/models", headers=[(b"host", host)])).status_code == 200, host

@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from aiokv_engine.model_file import LoadedModel
-from aiokv_engine.server.errors import Outcome
+from aiokv_engine.server.errors import RequestOutcome
 from tests.engine.cases import Gate
 from tests.serve.cases import MODEL, PATIENCE, Running, running
 
@@ -126,7 +126,7 @@ async def test_a_client_that_reads_nothing_is_cut(tiny: LoadedModel, monkeypatch
     async with running(tiny, buffers=4096) as server:
         reader, writer = await connect_narrowly(server)
         writer.write(long_stream())
-        await server.until(lambda: ended(server, Outcome.CANCELLED) == 1)
+        await server.until(lambda: ended(server, RequestOutcome.CANCELLED) == 1)
         await server.assert_all_given_back()
         assert b"DONE" not in await read_all(reader)
         writer.close()
@@ -142,7 +142,7 @@ async def test_a_complete_answer_that_nobody_reads_holds_no_connection(
         before = await count_open_files()
         _, writer = await connect_narrowly(server)
         writer.write(long_stream(tokens=140).replace(b"Connection: close", b"Connection: " + connection))
-        await server.until(lambda: ended(server, Outcome.OK) == 1)
+        await server.until(lambda: ended(server, RequestOutcome.OK) == 1)
         async with asyncio.timeout(PATIENCE):
             while await count_open_files() > before + 1:  # noqa: ASYNC110  # looked at from outside
                 await asyncio.sleep(0.01)
@@ -160,7 +160,7 @@ async def test_a_client_that_reads_late_but_in_time_gets_everything(tiny: Loaded
         metrics = server.server_app.service.metrics
         await server.until(lambda: metrics.generated_tokens == LONG)
         await server.serving.engine.wait_idle()
-        assert ended(server, Outcome.OK) == 0
+        assert ended(server, RequestOutcome.OK) == 0
         received = await read_all(reader)
         writer.close()
         assert b"data: [DONE]" in received
@@ -205,5 +205,5 @@ async def connect_narrowly(server: Running) -> tuple[asyncio.StreamReader, async
     return await asyncio.open_connection(sock=narrow, limit=1024)
 
 
-def ended(server: Running, outcome: Outcome) -> int:
+def ended(server: Running, outcome: RequestOutcome) -> int:
     return server.server_app.service.metrics.requests(outcome)

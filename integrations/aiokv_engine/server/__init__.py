@@ -7,5 +7,6 @@ From a request to its answer:
 - `exchange`: one HTTP request from its body to its last byte; `metrics`: what is counted of it
 - `service`, `app`, `openapi`: all of it as a FastAPI app
 - `connection`: how long a client is waited for; `log_limit`: what is logged
-- `process`: the app on a socket, signals, drain, leak report; `command`: the command
+- `process`: the app on a socket, signals, drain, leak report
+- `command`: the command; `notices`: what it tells; `defaults`: what it does unless told otherwise
 """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
@@ -16,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aiokv_asgi import LOOPBACK_HOSTS, KvRoutes
+from aiokv_asgi.guards import check_host
 from aiokv_engine.server.answers import ChatWire, CompletionWire
-from aiokv_engine.server.errors import ApiError, Outcome
+from aiokv_engine.server.errors import ApiError, RequestOutcome
 from aiokv_engine.server.exchange import Exchange, Kind
 from aiokv_engine.server.openapi import (
     GENERATION_RESPONSES,
@@ -35,7 +35,8 @@ __all__ = ["Access", "ServerApp", "make_app"]
 _log = logging.getLogger(__name__)
 
 _API_VERSION: Final = "1"
-_HOST_HEADER: Final = re.compile(r"(\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_.-]+))(:[0-9]{0,5})?")
+_ANY_HOST: Final = ("*",)
+"""The app checks hosts itself, for all its paths alike."""
 
 
 @final
@@ -45,6 +46,10 @@ class Access:
 
     allowed_hosts: Sequence[str] = LOOPBACK_HOSTS
     admin_token: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse hosts that are none; raises `ConfigError`."""
+        check_host(self.allowed_hosts)
 
 
 @final
@@ -72,7 +77,7 @@ def make_app(service: Service, *, access: Access | None = None, created: int = 0
         service.serving.kv,
         registry=registry,
         admin_token=access.admin_token,
-        allowed_hosts=access.allowed_hosts,
+        allowed_hosts=_ANY_HOST,
     )
     app = FastAPI(
         title="aiokv serve",
@@ -80,7 +85,7 @@ def make_app(service: Service, *, access: Access | None = None, created: int = 0
         docs_url=None,  # it would load scripts of another site
         redoc_url=None,
         redirect_slashes=False,
-        dependencies=[Depends(_HostCheck(access.allowed_hosts))],
+        middleware=[check_host(access.allowed_hosts, refusal=_answer(ApiError.unknown_host()))],
         exception_handlers={ApiError: _show_error, HTTPException: _show_http_error, Exception: _show_fault},
     )
     app.include_router(_generation_routes(service))
@@ -110,7 +115,13 @@ def _generation_routes(service: Service) -> APIRouter:
 
 def _model_routes(service: Service, *, created: int) -> APIRouter:
     router = APIRouter()
+    places = {"model": service.name, "api": "/v1", "openapi": "/openapi.json", "live": "/live", "metrics": "/metrics"}
     card = ModelCard(id=service.name, created=created, max_model_len=service.prompts.limit)
+
+    @router.get("/", include_in_schema=False)
+    async def show_places() -> dict[str, str]:
+        """Shows who looks at the address alone where to go on."""
+        return places
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
@@ -126,42 +137,24 @@ def _model_routes(service: Service, *, created: int) -> APIRouter:
     return router
 
 
-@final
-class _HostCheck:
-    """Refuses requests for a host we are not known under: a page of another site may point its name at our address."""
-
-    __slots__ = ("_names", "_suffixes")
-
-    def __init__(self, allowed_hosts: Sequence[str]) -> None:
-        patterns = [pattern.lower() for pattern in allowed_hosts]
-        self._names = frozenset(patterns)
-        self._suffixes = tuple(pattern[1:] for pattern in patterns if pattern.startswith("*."))
-
-    async def __call__(self, request: Request) -> None:
-        if not ("*" in self._names or self._is_known(request.headers.get("host", ""))):
-            raise ApiError("requests for this host are not answered here", code="unknown_host")
-
-    def _is_known(self, header: str) -> bool:
-        """Reads the header as it came: with a malformed one the request's URL would name our own address."""
-        found = _HOST_HEADER.fullmatch(header)
-        host = (found["address"] or found["name"]).lower() if found else ""
-        return host in self._names or bool(self._suffixes and host.endswith(self._suffixes))
-
-
 async def _show_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
-    return JSONResponse(error.as_json(), status_code=error.status, headers=error.headers)
+    return _answer(error)
 
 
 async def _show_http_error(request: Request, error: Exception) -> Response:
     """What the router raises: no such path, or another method."""
     if not isinstance(error, HTTPException):
         raise error
-    shown = ApiError(error.detail, status=error.status_code, outcome=Outcome.INVALID, headers=error.headers)
+    shown = ApiError(error.detail, status=error.status_code, outcome=RequestOutcome.INVALID, headers=error.headers)
     return await _show_error(request, shown)
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:
     _log.error("a request has failed: %s", type(error).__name__)
     return await _show_error(request, ApiError.internal())
+
+
+def _answer(error: ApiError) -> Response:
+    return JSONResponse(error.as_json(), status_code=error.status, headers=error.headers)

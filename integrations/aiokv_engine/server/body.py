@@ -38,7 +38,8 @@ async def read_body(request: Request) -> bytes:
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != _JSON:
-        raise ApiError(f"the body of a request is {_JSON}", status=415, headers={"Connection": "close"})
+        message = f"the body of a request is JSON: send the header Content-Type: {_JSON}"
+        raise ApiError(message, status=415, headers={"Connection": "close"})
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > MAX_BODY_BYTES:
         raise ApiError.too_large(limit=MAX_BODY_BYTES)
@@ -73,7 +74,7 @@ def _parse(body: bytes, *, as_type: type[R]) -> R:
     except ValidationError as error:
         if error.error_count() > _MOST_FAULTS:
             raise ApiError("the request has too many faults to name one", code="invalid_parameter") from None
-        raise _explain(error.errors(include_url=False, include_context=False, include_input=False)[0]) from None
+        raise _explain(error.errors(include_url=False, include_input=False)[0]) from None
 
 
 def _explain(first: ErrorDetails) -> ApiError:
@@ -87,10 +88,17 @@ def _explain(first: ErrorDetails) -> ApiError:
         case "missing":
             return ApiError(f"{_place(first)} is required", param=param, code="missing_parameter")
         case _:
-            place, reason = _place(first), first["msg"][0].lower() + first["msg"][1:]
+            place, reason = _place(first), _reason(first)
             if param is not None and param in _EXPLANATIONS:
                 place, reason = param, _EXPLANATIONS[param]
             return ApiError(f"{place}: {reason}"[:_LONGEST_MESSAGE], param=param, code="invalid_parameter")
+
+
+def _reason(first: ErrorDetails) -> str:
+    """Returns what is wrong in words of ours: pydantic's speak of checks, as `schema` writes them."""
+    if "content" in first["loc"]:
+        return _CONTENT
+    return _REASONS.get(first["type"], "is not valid").format_map(first.get("ctx", {}))
 
 
 def _place(first: ErrorDetails) -> str:
@@ -101,14 +109,47 @@ def _place(first: ErrorDetails) -> str:
 
 _KINDS: Final = ("str", "constrained-str")  # what pydantic calls the alternatives of a union
 _EXPLANATIONS: Final[Mapping[str, str]] = {
-    "prompt": "must be a text, an array of token ids, or an array of at most 128 of either; none may be empty",
-    "stop": "must be a text or an array of at most 4; each has 1 to 256 characters",
-    "n": "must be 1",
-    "best_of": "must be 1",
-    "tools": "tools are not supported",
-    "metadata": "must be an object of texts",
+    "prompt": "must be a string, an array of token ids, or an array of at most 128 of either; none may be empty",
+    "stop": "must be a string or an array of at most 4; each has 1 to 256 characters",
+    "metadata": "must be an object of strings",
+    "n": "only 1 is supported",
+    "best_of": "only 1 is supported",
+    "presence_penalty": "is not supported",
+    "frequency_penalty": "is not supported",
     "logit_bias": "is not supported",
-    "logprobs": "log probabilities are not supported",
-    "suffix": "is not supported",
+    "store": "is not supported",
     "echo": "is not supported",
+    "suffix": "is not supported",
+    "logprobs": "is not supported",
+    "top_logprobs": "is not supported",
+    "tools": "is not supported",
+    "tool_choice": 'is not supported, but for "none"',
+    "response_format": 'is not supported, but for {"type": "text"}',
 }
+"""What is wrong with a parameter, whatever it is; a value that asks for nothing is taken."""
+_CONTENT: Final = 'must be a string or an array of parts {"type": "text", "text": string}'
+_REASONS: Final[Mapping[str, str]] = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "extra_forbidden": "has a field that is unknown or not supported",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "is too large",
+    "int_type": "must be a whole number",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be an array",
+    "literal_error": "must be {expected}",
+    "model_type": "must be an object",
+    "none_required": "is not supported",
+    "string_too_long": "has at most {max_length} characters",
+    "string_too_short": "must not be empty",
+    "string_type": "must be a string",
+    "string_unicode": "must be Unicode",
+    "too_long": "has at most {max_length} elements",
+    "too_short": "must not be empty",
+}
+"""By pydantic's name of a fault. What is filled in are limits of `schema`, nothing that a client has sent."""

@@ -15,36 +15,30 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from aiokv import run
-from aiokv.cli.output import JsonOption, print_error, print_json, stderr, stdout
-from aiokv.cli.settings_options import (
-    ConfigFileOption,
-    CpuBlocksOption,
-    CpuBytesOption,
-    GpuBlocksOption,
-    PrintConfigOption,
-    print_config,
-)
+from aiokv.cli.output import JsonOption, print_error, stderr
+from aiokv.cli.settings_options import ConfigFileOption, CpuBytesOption, PrintConfigOption, print_config
 from aiokv.runtime.config_file import LoadedSettings, Settings, SettingSource, load_settings_with_sources
 from aiokv_engine.demo import Dtype, DtypeOption, ModelOption, ThreadsOption
+from aiokv_engine.server import notices
+from aiokv_engine.server.defaults import CPU_BLOCKS, GPU_BLOCKS, GRACE_S, HOST, MAX_QUEUE, PORT
 
 if TYPE_CHECKING:
     from aiokv_engine.server.app import Access
-    from aiokv_engine.server.process import Leaks, Listening, ServeOptions
+    from aiokv_engine.server.process import Draining, Leaks, Listening, ServeOptions
 
 __all__ = ["register"]
 
 _NAME: Final = "serve"
-_HOST: Final = "127.0.0.1"
-_PORT: Final = 8000
-_GPU_BLOCKS: Final = 512
-_CPU_BLOCKS: Final = 1024
-_MAX_QUEUE: Final = 256
-_GRACE_S: Final = 30.0
-_SCHEMA_VERSION: Final = 1
 
 HostOption = Annotated[str, typer.Option(help="Address to listen on; others than loopback ones are open to a network.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one.")]
 NameOption = Annotated[str | None, typer.Option("--served-model-name", help="What clients call the model.")]
+GpuBlocksOption = Annotated[
+    int | None, typer.Option("--gpu-blocks", help="Slots of the GPU pool.", show_default=str(GPU_BLOCKS))
+]
+CpuBlocksOption = Annotated[
+    int | None, typer.Option("--cpu-blocks", help="Slots of the CPU pool.", show_default=str(CPU_BLOCKS))
+]
 QueueOption = Annotated[int, typer.Option(min=1, help="Prompts that may wait; more get 429.")]
 GraceOption = Annotated[float, typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")]
 TokenOption = Annotated[
@@ -64,8 +58,8 @@ def register(app: typer.Typer) -> None:
 
 def _serve(  # noqa: PLR0913  # one per option
     *,
-    host: HostOption = _HOST,
-    port: PortOption = _PORT,
+    host: HostOption = HOST,
+    port: PortOption = PORT,
     model: ModelOption = None,
     dtype: DtypeOption = Dtype.FLOAT32,
     served_model_name: NameOption = None,
@@ -73,8 +67,8 @@ def _serve(  # noqa: PLR0913  # one per option
     gpu_blocks: GpuBlocksOption = None,
     cpu_blocks: CpuBlocksOption = None,
     cpu_bytes: CpuBytesOption = None,
-    max_queue: QueueOption = _MAX_QUEUE,
-    grace: GraceOption = _GRACE_S,
+    max_queue: QueueOption = MAX_QUEUE,
+    grace: GraceOption = GRACE_S,
     admin_token_file: TokenOption = None,
     allowed_host: AllowedHostOption = None,
     torch_threads: ThreadsOption = 1,
@@ -92,6 +86,7 @@ def _serve(  # noqa: PLR0913  # one per option
     if show_config:
         print_config(settings, as_json=as_json)
         return
+    notices.tell_loading(_model_name(model))
     access = _access(host, allowed=allowed_host, token_file=admin_token_file)
     with _listen(host, port=port) as listener:
         leaks = _run(
@@ -101,8 +96,9 @@ def _serve(  # noqa: PLR0913  # one per option
             torch_threads=torch_threads,
             listener=listener,
             options=_options(served_model_name, access=access, max_queue=max_queue, grace_s=grace),
-            announce=partial(_announce, as_json=as_json),
+            tell=partial(_tell, as_json=as_json),
         )
+    notices.tell_end(cut_off=leaks.cut_off)
     for line in leaks.lines:
         print_error(f"still held at the end: {line}")
     raise typer.Exit(1 if leaks.lines else 0)
@@ -116,7 +112,7 @@ def _run(
     torch_threads: int,
     listener: socket.socket,
     options: "ServeOptions",
-    announce: "Callable[[Listening], None]",
+    tell: "Callable[[Listening | Draining], None]",
 ) -> "Leaks":
     """Load the model and serve it until a signal comes."""
     import torch
@@ -130,9 +126,15 @@ def _run(
 
     async def main() -> "Leaks":
         async with open_serving(loaded.llama, sizes=sizes, torch_threads=torch_threads, settings=settings) as serving:
-            return await serve(serving, loaded=loaded, listener=listener, options=options, announce=announce)
+            return await serve(serving, loaded=loaded, listener=listener, options=options, tell=tell)
 
     return run(main)
+
+
+def _model_name(model: Path | None) -> str:
+    from aiokv_engine.weights import SMOLLM2
+
+    return SMOLLM2.file_name if model is None else model.name
 
 
 def _find_model(model: Path | None) -> Path:
@@ -160,10 +162,16 @@ def _access(host: str, *, allowed: Sequence[str] | None, token_file: Path | None
     from aiokv_asgi import LOOPBACK_HOSTS, read_token
     from aiokv_engine.server.app import Access
 
-    hosts: Sequence[str] = LOOPBACK_HOSTS if _is_loopback(host) else ("*",)
+    hosts: Sequence[str] = LOOPBACK_HOSTS
+    if not _is_loopback(host):
+        notices.warn_of_network(host)
+        hosts = ("*",)
     if allowed:
         hosts = (*allowed, *LOOPBACK_HOSTS)
-    return Access(allowed_hosts=hosts, admin_token=read_token(file=token_file, environ=os.environ))
+    access = Access(allowed_hosts=hosts, admin_token=read_token(file=token_file, environ=os.environ))
+    if token_file is not None:
+        notices.warn_of_token_file(token_file)
+    return access
 
 
 def _is_loopback(host: str) -> bool:
@@ -173,11 +181,13 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _announce(listening: "Listening", *, as_json: bool) -> None:
-    if as_json:
-        print_json({"url": listening.url, "model": listening.model}, schema_version=_SCHEMA_VERSION)
+def _tell(happened: "Listening | Draining", *, as_json: bool) -> None:
+    from aiokv_engine.server.process import Listening
+
+    if isinstance(happened, Listening):
+        notices.show_address(happened, as_json=as_json)
     else:
-        stdout().print(f"serving {listening.model} on {listening.url}", markup=False, soft_wrap=True)
+        notices.tell_draining(happened)
 
 
 def _load_settings(file: Path | None, *, arguments: dict[str, object]) -> LoadedSettings:
@@ -186,7 +196,7 @@ def _load_settings(file: Path | None, *, arguments: dict[str, object]) -> Loaded
     given = {key for key, source in loaded.sources.items() if source is not SettingSource.DEFAULT}
     settings = loaded.settings
     if "gpu_blocks" not in given:
-        settings = replace(settings, gpu_blocks=_GPU_BLOCKS)
+        settings = replace(settings, gpu_blocks=GPU_BLOCKS)
     if not given & {"cpu_blocks", "cpu_bytes"}:
-        settings = replace(settings, cpu_blocks=_CPU_BLOCKS)
+        settings = replace(settings, cpu_blocks=CPU_BLOCKS)
     return LoadedSettings(settings=settings, sources=loaded.sources)

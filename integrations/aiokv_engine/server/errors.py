@@ -11,12 +11,12 @@ from typing import Final, final
 
 from aiokv.errors import AiokvError
 
-__all__ = ["RETRY_AFTER_S", "ApiError", "Outcome"]
+__all__ = ["RETRY_AFTER_S", "ApiError", "RequestOutcome"]
 
 RETRY_AFTER_S: Final = 1
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request to generate has ended, for metrics."""
 
     OK = "ok"
@@ -39,7 +39,7 @@ class ApiError(AiokvError):
         status: int = 400,
         param: str | None = None,
         code: str | None = None,
-        outcome: Outcome = Outcome.INVALID,
+        outcome: RequestOutcome = RequestOutcome.INVALID,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class ApiError(AiokvError):
             "too many requests are waiting; try again later",
             status=429,
             code="queue_full",
-            outcome=Outcome.REJECTED,
+            outcome=RequestOutcome.REJECTED,
             headers={"Retry-After": str(RETRY_AFTER_S)},
         )
 
@@ -68,7 +68,7 @@ class ApiError(AiokvError):
             "the server is shutting down",
             status=503,
             code="draining",
-            outcome=Outcome.REJECTED,
+            outcome=RequestOutcome.REJECTED,
             headers={"Retry-After": str(RETRY_AFTER_S)},
         )
 
@@ -76,12 +76,12 @@ class ApiError(AiokvError):
     def cut_off(cls) -> ApiError:
         """The server has ended before the answer was complete."""
         message = "the server was shut down before the answer was complete"
-        return cls(message, status=503, code="cut_off", outcome=Outcome.CANCELLED)
+        return cls(message, status=503, code="cut_off", outcome=RequestOutcome.CANCELLED)
 
     @classmethod
     def internal(cls) -> ApiError:
         """A fault of the server: its log says more."""
-        return cls("internal error", status=500, code="internal_error", outcome=Outcome.FAILED)
+        return cls("internal error", status=500, code="internal_error", outcome=RequestOutcome.FAILED)
 
     @classmethod
     def too_long(cls, *, tokens: int, limit: int, param: str) -> ApiError:
@@ -94,6 +94,11 @@ class ApiError(AiokvError):
         """The body is too large. The rest of it is not read: the connection ends."""
         message = f"the body of a request has at most {limit} bytes"
         return cls(message, status=413, code="request_too_large", headers={"Connection": "close"})
+
+    @classmethod
+    def unknown_host(cls) -> ApiError:
+        """A page of another site may have pointed its name at our address."""
+        return cls("requests for this host are not answered here", code="unknown_host")
 
     @classmethod
     def unknown_model(cls) -> ApiError:

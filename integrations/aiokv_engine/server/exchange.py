@@ -24,7 +24,7 @@ from aiokv import Hit
 from aiokv_engine.server.answers import Heading, Whole, Wire, failed
 from aiokv_engine.server.body import parse, read_body
 from aiokv_engine.server.choices import Choices, Generation
-from aiokv_engine.server.errors import ApiError, Outcome
+from aiokv_engine.server.errors import ApiError, RequestOutcome
 from aiokv_engine.server.prompts import ChoicePlan
 from aiokv_engine.server.schema import CompletionRequest, GenerationRequest
 from aiokv_engine.server.service import Service
@@ -76,7 +76,8 @@ class Exchange(Response, Generic[R]):
         """Answers one request."""
         with _counted(self._service):
             said = await self._read(Request(scope, receive))
-            self._service.check_model(said.model)
+            if said.model is not None:
+                self._service.check_model(said.model)
             async with _while_connected(receive):
                 await self._answer(said, send=send)
 
@@ -180,12 +181,12 @@ class _Left(Exception):
 @contextmanager
 def _counted(service: Service) -> Iterator[None]:
     """Counts the request inside by how it ends; who has been answered, or has left, needs no error any more."""
-    outcome = Outcome.FAILED
+    outcome = RequestOutcome.FAILED
     try:
         yield
-        outcome = Outcome.OK
+        outcome = RequestOutcome.OK
     except (_Left, ClientDisconnect, asyncio.CancelledError) as error:
-        outcome = Outcome.CANCELLED
+        outcome = RequestOutcome.CANCELLED
         if isinstance(error, asyncio.CancelledError):
             raise
     except _Told as told:

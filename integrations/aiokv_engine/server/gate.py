@@ -53,6 +53,11 @@ class Gate:
         """Whether every request has been answered and every prompt has left."""
         return not (self._unanswered or self.queued or self.running)
 
+    @property
+    def being_answered(self) -> int:
+        """Requests that have come in and are not answered yet."""
+        return len(self._cutters)
+
     def check_room(self, *, prompts: int = 1) -> None:
         """Raises `ApiError` if so many prompts could not come in now; changes nothing."""
         if not self._is_open:

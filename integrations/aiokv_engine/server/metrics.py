@@ -14,14 +14,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from aiokv import Hit
-from aiokv_engine.server.errors import Outcome
+from aiokv.core.counters import Source
+from aiokv_engine.server.errors import RequestOutcome
 from aiokv_engine.server.gate import Gate
 
 __all__ = ["ServerMetrics"]
 
 _BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 _BOUNDS: Final = (*map(str, _BUCKETS), "+Inf")
-_SOURCES: Final = ("gpu", "cpu", "compute")
 
 
 @final
@@ -32,12 +32,12 @@ class ServerMetrics(Collector):
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
-        self._requests = dict.fromkeys(Outcome, 0)
+        self._requests = dict.fromkeys(RequestOutcome, 0)
         self._generated = 0
-        self._counts = {source: [0] * len(_BOUNDS) for source in _SOURCES}
-        self._sums = dict.fromkeys(_SOURCES, 0.0)
+        self._counts = {source: [0] * len(_BOUNDS) for source in Source}
+        self._sums = dict.fromkeys(Source, 0.0)
 
-    def count_request(self, outcome: Outcome) -> None:
+    def count_request(self, outcome: RequestOutcome) -> None:
         """One request to generate has ended."""
         self._requests[outcome] += 1
 
@@ -47,11 +47,11 @@ class ServerMetrics(Collector):
 
     def observe_first_token(self, hit: Hit, *, seconds: float) -> None:
         """The first token of a request came so many seconds after the request."""
-        source = "cpu" if hit.cpu_tokens else "gpu" if hit.gpu_tokens else "compute"
+        source = Source.CPU if hit.cpu_tokens else Source.GPU if hit.gpu_tokens else Source.COMPUTE
         self._counts[source][bisect_left(_BUCKETS, seconds)] += 1
         self._sums[source] += seconds
 
-    def requests(self, outcome: Outcome) -> int:
+    def requests(self, outcome: RequestOutcome) -> int:
         """Requests that have ended so, so far."""
         return self._requests[outcome]
 
@@ -70,20 +70,25 @@ class ServerMetrics(Collector):
         yield requests
         yield self._first_tokens()
         yield GaugeMetricFamily(
-            "aiokv_serve_queue_requests", "Prompts that wait for room or for their blocks.", value=self._gate.queued
+            "aiokv_serve_queue_requests",
+            "Prompts that wait for room or for their blocks; a request may hold several.",
+            value=self._gate.queued,
         )
         yield GaugeMetricFamily(
-            "aiokv_serve_running_requests", "Prompts that have their blocks.", value=self._gate.running
+            "aiokv_serve_running_requests",
+            "Prompts that have their blocks; a request may hold several.",
+            value=self._gate.running,
         )
         yield CounterMetricFamily("aiokv_serve_generated_tokens", "Tokens that were generated.", value=self._generated)
 
     def _first_tokens(self) -> Metric:
         family = HistogramMetricFamily(
             "aiokv_serve_time_to_first_token_seconds",
-            "From a request to its first token, by source: cpu or gpu if any token of its prompt came from there.",
+            "From a request to its first token, by source: cpu if any of the prompt was loaded, else gpu if any was a "
+            "GPU hit, else compute.",
             labels=["source"],
         )
-        for source in _SOURCES:
+        for source in Source:
             counts = list(zip(_BOUNDS, accumulate(list(self._counts[source])), strict=True))
-            family.add_metric([source], buckets=counts, sum_value=self._sums[source])
+            family.add_metric([source.value], buckets=counts, sum_value=self._sums[source])
         return family

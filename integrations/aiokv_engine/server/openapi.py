@@ -83,7 +83,7 @@ def describe(app: FastAPI, *, service: Service) -> None:
     schemas = found["$defs"]
     for name in (CompletionRequest.__name__, ChatRequest.__name__):
         properties = schemas[name]["properties"]
-        properties["model"] = {"type": "string", "enum": [service.name], "description": "The served model."}
+        properties["model"]["anyOf"][0] = {"type": "string", "enum": [service.name]}
         for key in ("max_tokens", "max_completion_tokens"):
             if key in properties:
                 del properties[key]["anyOf"][0]["exclusiveMaximum"]

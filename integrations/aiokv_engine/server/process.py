@@ -25,11 +25,12 @@ from aiokv.core.audit import Audit, Holding
 from aiokv_engine.model_file import LoadedModel
 from aiokv_engine.server.app import Access, ServerApp, make_app
 from aiokv_engine.server.connection import Connection
+from aiokv_engine.server.defaults import GRACE_S, MAX_QUEUE
 from aiokv_engine.server.log_limit import limited_logs
-from aiokv_engine.server.service import MAX_QUEUE, make_service
+from aiokv_engine.server.service import make_service
 from aiokv_engine.serving import Serving
 
-__all__ = ["Leaks", "Listening", "ServeOptions", "listening", "open_socket", "serve"]
+__all__ = ["Draining", "Leaks", "Listening", "ServeOptions", "listening", "open_socket", "serve"]
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LONGEST_GRACE_S: Final = 86_400
@@ -48,7 +49,7 @@ class ServeOptions:
     name: str | None = None
     access: Access = field(default_factory=Access)
     max_queue: int = MAX_QUEUE
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
 
     def __post_init__(self) -> None:
         """Refuse what no server could wait for; raises `ConfigError`."""
@@ -77,6 +78,15 @@ class Listening:
     model: str
 
 
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining:
+    """How many requests are being answered when the first signal comes, and how many seconds they have."""
+
+    running: int
+    grace_s: float
+
+
 def open_socket(host: str, *, port: int) -> socket.socket:
     """Returns a listening socket; port 0 takes a free one. Raises `ConfigError`."""
     try:
@@ -102,16 +112,20 @@ async def serve(
     loaded: LoadedModel,
     listener: socket.socket,
     options: ServeOptions,
-    announce: Callable[[Listening], None],
+    tell: Callable[[Listening | Draining], None],
 ) -> Leaks:
-    """Serves an open engine until a signal comes; returns what was left behind. Needs the main thread."""
+    """Serves an open engine until a signal comes; returns what was left behind. Needs the main thread.
+
+    `tell` is called on the loop, once each when requests are answered and when a signal has come.
+    """
     service = make_service(serving, loaded=loaded, name=options.name, max_queue=options.max_queue)
     server_app = make_app(service, access=options.access, created=int(time.time()))
     async with listening(server_app, listener=listener):
         with _first_signal() as asked_to_end:
-            announce(Listening(url=_url(listener), model=service.name))
+            tell(Listening(url=_url(listener), model=service.name))
             await asked_to_end
         server_app.start_draining()
+        tell(Draining(running=service.gate.being_answered, grace_s=options.grace_s))
         cut_off = await _drain(server_app, grace_s=options.grace_s)
     with anyio.move_on_after(_LAST_COPIES_S):  # what is then still running is in the audit
         await service.gate.wait_idle()
@@ -200,18 +214,13 @@ def _first_signal() -> Iterator[asyncio.Future[signal.Signals]]:
 async def _drain(server_app: ServerApp, *, grace_s: float) -> int:
     """Waits until every request has ended; cuts off what has not by then, and returns how many those were."""
     gate = server_app.service.gate
-    try:
-        async with asyncio.timeout(grace_s):
-            await gate.wait_idle()
-    except TimeoutError:
-        cut_off = gate.cut_off()
-        try:
-            async with asyncio.timeout(_LAST_BYTES_S):
-                await gate.wait_idle()
-        except TimeoutError:
-            return cut_off  # their clients do not read: closing the connections ends them
-        return cut_off
-    return 0
+    with anyio.move_on_after(grace_s):
+        await gate.wait_idle()
+        return 0
+    cut_off = gate.cut_off()
+    with anyio.move_on_after(_LAST_BYTES_S):  # clients that do not read: closing the connections ends them
+        await gate.wait_idle()
+    return cut_off
 
 
 def _find_leaks(audit: Audit) -> tuple[str, ...]:

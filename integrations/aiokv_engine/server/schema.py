@@ -71,7 +71,7 @@ class StreamOptions(_Closed):
 class GenerationRequest(_Closed):
     """What both kinds of requests say."""
 
-    model: Name = Field(description="The name of the served model.")
+    model: Name | None = Field(default=None, description="The name of the served model, which is the default.")
     max_tokens: Tokens | None = Field(default=None, description="The longest answer, in tokens.")
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = Field(
         default=None, description="The answer ends before the first of these texts."

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import final
 
 from aiokv_engine.model_file import LoadedModel
+from aiokv_engine.server.defaults import MAX_QUEUE
 from aiokv_engine.server.errors import ApiError
 from aiokv_engine.server.gate import Gate
 from aiokv_engine.server.metrics import ServerMetrics
 from aiokv_engine.server.prompts import Prompts
 from aiokv_engine.serving import Serving
 
-__all__ = ["MAX_QUEUE", "Service", "make_service"]
-
-MAX_QUEUE: Final = 256
-"""How many prompts wait by default."""
+__all__ = ["Service", "make_service"]
 
 
 @final
