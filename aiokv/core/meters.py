@@ -33,6 +33,15 @@ class Meters:
         if tick != self._world.tick:
             self._world.note_tick(tick)
 
+    @property
+    def pins_wait(self) -> bool:
+        """Whether pins that leases have let go of still count as held for whoever looks from another thread."""
+        return self._world.gpu.has_late
+
+    def drop_pins(self) -> None:
+        """Drop them now, not when something depends on them."""
+        self._world.gpu.settle()
+
     def ages(self, tier: Tier) -> BlockAges | None:
         """How long the blocks of a tier lie idle; None where there is no such tier."""
         pool = self._world.pool(tier)

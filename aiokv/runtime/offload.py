@@ -224,6 +224,8 @@ class Offloader:
             self._publish()
         if core.has_work:
             self._go_on()
+        if self._meters.pins_wait and not self.schedule(self._meters.drop_pins):
+            self._meters.drop_pins()
         if self._meters.have_returned:
             self._cleanups.end_copies()
         if core.capacity_generation != self._seen_generation:
@@ -269,9 +271,7 @@ class Offloader:
         self.core.events.is_on = True
 
     def quiet(self) -> None:
-        """Ask no event and admit nobody until `wake` was called as often. `UsageError` once closing: a drain must see
-        copies end.
-        """
+        """Ask no event and admit nobody until `wake` was called as often. `UsageError` once closing: copies must end."""
         self.enter_for_intake()
         self._quiet += 1
         self.bridge.pause()

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import ItemsView
+from collections.abc import Callable, ItemsView
 from types import FrameType
 from typing import Any
 
@@ -34,6 +34,33 @@ async def serve(case: Case, *, seed: int, blocks: int = 3) -> None:
 
 
 # The numbers.
+
+
+@pytest.mark.parametrize("leave", [Lease.release, Lease.finish])
+async def test_what_a_lease_let_go_of_is_seen_to_be_free_though_nothing_happens_afterwards(
+    leave: Callable[[Lease], None],
+) -> None:
+    async with opened(gpu_blocks=33, manual=False) as case:
+        lease = granted(case.kv, prompt(4), reserve_tokens=2 * BLOCK)
+        await lease.ready()
+        lease.confirm(2 * BLOCK)
+        await case.kv.drain()
+        leave(lease)
+        await turns(4)
+        gpu = (await live_of(case)).tiers[Tier.GPU]
+        assert (gpu.pinned, gpu.states["reserved"], gpu.states["resident"]) == (0, 0, 2)
+
+
+async def test_what_a_lease_let_go_of_as_the_runtime_closed_is_seen_to_be_free() -> None:
+    async with opened(gpu_blocks=33, manual=False) as case:
+        lease = granted(case.kv, prompt(4))
+        await lease.ready()
+        lease.confirm(2 * BLOCK)
+        await case.kv.drain()
+        lease.release()
+        await case.kv.aclose()
+        gpu = (await live_of(case)).tiers[Tier.GPU]
+        assert (gpu.pinned, gpu.states["reserved"]) == (0, 0)
 
 
 async def test_pools_and_maps_are_those_of_the_snapshot() -> None:
