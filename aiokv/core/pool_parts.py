@@ -3,8 +3,8 @@
 Duty: let a lease that leaves say so in the time of one `append`. Dropping the pins of one short request takes numpy as
 long as those of ten, so what is let go of is written down and dropped together, once somebody wants to know or change
 what depends on it: whatever reads a pin, the eviction order, the free slots or a count calls `settle` first. Nobody can
-tell that it was not done at once, save a scrape in another thread, which reads counts as they stand; for its sake a host
-settles in its next turn (`Meters.drop_pins`).
+tell that it was not done at once, save a scrape in another thread, which reads counts as they stand: for its sake a
+host settles in its next turn (`Meters.drop_pins`).
 
 Rules: what waits is bounded (`_LATE_SLOTS`), so that no call pays for many others (law 8); pins are dropped in the
 order in which they were let go of, so the eviction order is the same.

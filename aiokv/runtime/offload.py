@@ -3,11 +3,9 @@
 Duty: submit transfers, wake who waits, run sliced work one slice a turn, serve the admission queue one attempt a turn.
 
 Rules
-- Nothing here awaits. Every method is a plain call from the loop's thread; waiting is done by coroutines on futures
-  of their own.
+- Nothing here awaits: plain calls from the loop's thread. Waiting is done by coroutines on futures of their own.
 - The core is entered from one thread of one process only; anyone else gets a `UsageError`.
-- Once the runtime is closed, what the core still has to do is done inline. A loop that died before is not touched:
-  nobody can be told any more, and `detach` does the rest.
+- Once the runtime is closed, what is left to do is done inline. A loop that died before is not touched: `detach`.
 """
 
 from __future__ import annotations
@@ -224,10 +222,7 @@ class Offloader:
             self._publish()
         if core.has_work:
             self._go_on()
-        if self._meters.pins_wait and not self.schedule(self._meters.drop_pins):
-            self._meters.drop_pins()
-        if self._meters.have_returned:
-            self._cleanups.end_copies()
+        self._settle_for_meters()
         if core.capacity_generation != self._seen_generation:
             self._note_capacity()
         if self.stats.check_due:
@@ -237,6 +232,12 @@ class Offloader:
             for future in waiting:
                 if not future.done() and not self.loop.is_closed():
                     future.set_result(None)
+
+    def _settle_for_meters(self) -> None:
+        if self._meters.pins_wait and not self.schedule(self._meters.drop_pins):
+            self._meters.drop_pins()
+        if self._meters.have_returned:
+            self._cleanups.end_copies()
 
     def _go_on(self) -> None:
         """There is sliced work: in the next turn, or now where no turn comes."""
@@ -271,7 +272,7 @@ class Offloader:
         self.core.events.is_on = True
 
     def quiet(self) -> None:
-        """Ask no event and admit nobody until `wake` was called as often. `UsageError` once closing: copies must end."""
+        """Ask no event, admit nobody until `wake` was called as often. `UsageError` once closing: copies must end."""
         self.enter_for_intake()
         self._quiet += 1
         self.bridge.pause()
