@@ -96,8 +96,8 @@ CALLS: dict[str, Callable[[Left], object]] = {
     "unregister": lambda left: left.pool.unregister(left.held).keys.tolist(),
 }
 UNTOUCHED = {
-    "ages", "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "has_late", "may_have_come",
-    "peek_counts", "peeked_books", "quarantined_count", "tier", "unclaim", "unpin_late",
+    "ages", "begin_moment", "capacity", "claimed_count", "epoch", "find_copies", "find_in_both", "has_late",
+    "may_have_come", "peek_counts", "peeked_books", "quarantined_count", "tier", "unclaim", "unpin_late",
     "usable_count", "warm", "watchers",
 }  # fmt: skip
 """Those that no dropped pin changes, those that tell as much, and what asks two pools as `find` asks one."""
