@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -33,15 +34,15 @@ def running_server(model: Path) -> Iterator[int]:
     command = [sys.executable, "-m", "tests.dashboards.served", "serve", "--model", str(model), "--port", "0"]
     command += ["--gpu-blocks", str(GPU_BLOCKS), "--cpu-blocks", "512"]
     with started(command) as process:
-        url = first_line(process).split()[-1]
-        with _asking(url, model=model.stem):
-            yield urlsplit(url).port or 0
+        (api,) = re.findall(r"API (\S+/v1),", first_line(process))
+        with _asking(api, model=model.stem):
+            yield urlsplit(api).port or 0
         process.terminate()
     assert process.returncode == 0
 
 
 @contextmanager
-def _asking(url: str, *, model: str) -> Iterator[None]:
+def _asking(api: str, *, model: str) -> Iterator[None]:
     """One client in a thread of its own, who asks all the while."""
     ended = threading.Event()
 
@@ -51,7 +52,7 @@ def _asking(url: str, *, model: str) -> Iterator[None]:
                 return
             body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 4}).encode()
             with urlopen(
-                Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"}), timeout=20
+                Request(f"{api}/completions", body, {"Content-Type": "application/json"}), timeout=20
             ) as got:
                 got.read()
 
