@@ -51,9 +51,7 @@ def _asking(api: str, *, model: str) -> Iterator[None]:
             if ended.wait(0.05):
                 return
             body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 4}).encode()
-            with urlopen(
-                Request(f"{api}/completions", body, {"Content-Type": "application/json"}), timeout=20
-            ) as got:
+            with urlopen(Request(f"{api}/completions", body, {"Content-Type": "application/json"}), timeout=20) as got:
                 got.read()
 
     client = threading.Thread(target=ask)
