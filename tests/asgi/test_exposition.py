@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector as BaseCollector
 from aiokv.observe.pools import PoolsCollector
 from aiokv_asgi import KvRoutes
 from tests.asgi.support import app_of, client_of, embedded, new_runtime, reached
-from tests.runtime.support import prompt
+from tests.runtime.support import prompt, turns
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 PLAIN = {"Accept": "text/plain", "Accept-Encoding": "identity"}
@@ -237,6 +237,7 @@ async def test_two_runtimes_share_a_registry_with_a_label_each() -> None:
     async with embedded(chat, registry=registry) as first, embedded(batch, registry=registry) as second:
         async with chat.acquire("a", prompt(1)):
             pass
+        await turns(4)  # until nothing is left to be done that would count
         texts: list[httpx.Response] = [await case.client.get("/metrics", headers=PLAIN) for case in (first, second)]
         assert texts[0].text == texts[1].text
         assert 'aiokv_leases_opened_total{pool="chat"} 1.0' in texts[0].text
