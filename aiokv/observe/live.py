@@ -7,10 +7,10 @@ reader is read again. Totals are cumulative: whoever shows rates takes differenc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Final, TypeVar, final
+from typing import Final, final
 
 from aiokv.core.counters import EvictReason
 from aiokv.model.ids import Direction, Tier
@@ -29,9 +29,6 @@ LIVE_SCHEMA: Final = 1
 _OLDEST_LEASES: Final = 8
 _ID_CHARACTERS: Final = 256
 """Clients choose the ids of their requests: the longest ones must not make the state too large to be read."""
-_READ_TRIES: Final = 5
-
-T = TypeVar("T")
 
 
 @final
@@ -209,7 +206,7 @@ def _take_leases(view: View) -> LiveLeases:
         active=by_state[LeaseTerm.ACTIVE.value],
         overdue=by_state[LeaseTerm.OVERDUE.value],
         waiting=view.facts.read_waiting(),
-        oldest=_read_steadily(lambda: _list_oldest(view)),
+        oldest=readers.read_steadily(lambda: _list_oldest(view)),
     )
 
 
@@ -231,16 +228,6 @@ def _list_oldest(view: View) -> tuple[LiveLease, ...]:
         for lease_id, opened in opened_at
         if (record := view.core.find_lease(lease_id)) is not None
     )
-
-
-def _read_steadily(read: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
-    """What `read` answers, nothing if the loop's thread changes it under the reader again and again."""
-    for _ in range(_READ_TRIES):
-        try:
-            return read()
-        except (RuntimeError, KeyError):  # a dictionary grew, or a lease went between two looks
-            continue
-    return ()
 
 
 def _sum_by_label(readings: Iterable[Reading]) -> dict[str, int]:

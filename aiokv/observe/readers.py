@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, TypeVar, final
 
 from aiokv.core.cache import CacheState
 from aiokv.model.ids import Direction, Tier
@@ -32,8 +32,13 @@ __all__ = [
     "read_events_dropped",
     "read_events_published",
     "read_events_rejected",
+    "read_steadily",
     "take",
 ]
+
+T = TypeVar("T")
+
+_READ_TRIES: Final = 5
 
 
 @final
@@ -152,3 +157,13 @@ def read_build_info(view: View) -> Iterable[Reading]:
 def take(histogram: Histogram) -> Buckets:
     """A histogram as it is now."""
     return Buckets(histogram.bounds, tuple(histogram.counts), histogram.total)
+
+
+def read_steadily(read: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+    """What `read` answers; nothing if the loop's thread changes it under the reader again and again."""
+    for _ in range(_READ_TRIES):
+        try:
+            return read()
+        except (RuntimeError, KeyError):  # a dictionary changed between two looks at it, or a lease went
+            continue
+    return ()

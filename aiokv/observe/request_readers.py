@@ -8,7 +8,7 @@ from typing import Final
 
 from aiokv.core.counters import Phase, Source
 from aiokv.model.ids import Tier
-from aiokv.observe.readers import Buckets, Reading, View, take
+from aiokv.observe.readers import Buckets, Reading, View, read_steadily, take
 from aiokv.observe.stats import LeaseTerm
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
 
 RUN_BOUNDS: Final = (0, 1, 2, 4, 8, 16, 32, 63)
 """Upper bounds in switches; the core counts 64 and more as 64."""
-_READ_TRIES: Final = 5
 
 
 def read_prompt_tokens(view: View) -> Iterable[Reading]:
@@ -117,13 +116,8 @@ def read_leases(view: View) -> Iterable[Reading]:
 def read_oldest_lease(view: View) -> Iterable[Reading]:
     """The first entry is the oldest one; 0 without leases."""
     opened_at = view.stats.opened_at
-    for _ in range(_READ_TRIES):
-        try:
-            oldest = next(iter(opened_at.values()), view.now)
-        except RuntimeError:  # the loop's thread opened or closed a lease between the two calls
-            continue
+    for oldest in read_steadily(lambda: (next(iter(opened_at.values()), view.now),)):
         yield Reading((), max(view.now - oldest, 0.0))
-        return
 
 
 def read_lease_duration(view: View) -> Iterable[Reading]:
